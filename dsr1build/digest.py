@@ -30,7 +30,7 @@ class BlobRef:
     sha256: str
 
 
-FieldValue: TypeAlias = "None | bool | int | float | str | bytes | BlobRef | Sequence[FieldValue] | Mapping[str, FieldValue]"
+FieldValue: TypeAlias = "bool | int | float | str | bytes | BlobRef | Sequence[FieldValue] | Mapping[str, FieldValue] | None"
 Fields: TypeAlias = Mapping[str, FieldValue]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from dsr1build.graph.model import Dim, DType, RUNTIME_DIMS, TensorType
+from dsr1build.graph.model import RUNTIME_DIMS, Dim, DType, TensorType
 
 Role: TypeAlias = Literal["input", "weight", "state", "output"]
 Guard: TypeAlias = Literal["exact", "padded", "range"]
@@ -54,9 +54,10 @@ class Signature:
 
 def dtype_of(text: str) -> DType:
     """Check a dtype name that comes from a file. Raises ValueError for an unknown one."""
-    for known in ("f32", "bf16", "f16", "f8e4m3fn", "i64", "i32", "i8"):
-        if text == known:
-            return known  # type: ignore[return-value]
+    known: tuple[DType, ...] = ("f32", "bf16", "f16", "f8e4m3fn", "i64", "i32", "i8")
+    for dtype in known:
+        if text == dtype:
+            return dtype
     raise ValueError(f"unknown dtype {text!r}")
 
 

@@ -241,9 +241,7 @@ class Emitter:
         self.line(f"{name} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [{kinds}]}}")
         if ins:
             self.line(f"  ins({', '.join(v.name for v, _ in ins)} : {', '.join(v.mlir for v, _ in ins)})")
-        self.line(
-            f'  outs({out[0].name} : {out[0].mlir}) attrs = {{tag = "p{self._phase}/{self._schedule}/{role}"}} {{'
-        )
+        self.line(f'  outs({out[0].name} : {out[0].mlir}) attrs = {{tag = "p{self._phase}/{self._schedule}/{role}"}} {{')
         self.line(f"  ^bb0({block}):")
         self._lines += scalars.lines
         self.line(f"    linalg.yield {result} : {element}")
@@ -255,7 +253,9 @@ class Emitter:
         type_ = TensorType(value.type.dtype, tuple(shape))
         name = self.fresh()
         sizes = ", ".join(self.size(d) for d in shape)
-        self.line(f"{name} = tensor.expand_shape {value.name} {_groups(groups)} output_shape [{sizes}] : {value.mlir} into {mlir_type(type_)}")
+        self.line(
+            f"{name} = tensor.expand_shape {value.name} {_groups(groups)} output_shape [{sizes}] : {value.mlir} into {mlir_type(type_)}"
+        )
         return Value(name, type_)
 
     def collapse(self, value: Value, groups: Sequence[Sequence[int]], shape: Sequence[Dim]) -> Value:
@@ -265,26 +265,33 @@ class Emitter:
         return Value(name, type_)
 
     def slice(
-        self, value: Value, offsets: Sequence[Dim], sizes: Sequence[Dim], strides: Sequence[int] | None = None, drop: Sequence[int] = ()
+        self,
+        value: Value,
+        offsets: Sequence[Dim],
+        sizes: Sequence[Dim],
+        strides: Sequence[int] | None = None,
+        drop: Sequence[int] = (),
     ) -> Value:
         """``tensor.extract_slice``; dimensions listed in ``drop`` have size 1 and vanish from the result."""
         type_ = TensorType(value.type.dtype, tuple(s for k, s in enumerate(sizes) if k not in drop))
         name = self.fresh()
-        self.line(f"{name} = tensor.extract_slice {value.name}{self._window(offsets, sizes, strides)} : {value.mlir} to {mlir_type(type_)}")
+        self.line(
+            f"{name} = tensor.extract_slice {value.name}{self._window(offsets, sizes, strides)} : {value.mlir} to {mlir_type(type_)}"
+        )
         return Value(name, type_)
 
     def insert(
         self, value: Value, into: Value, offsets: Sequence[Dim], sizes: Sequence[Dim], strides: Sequence[int] | None = None
     ) -> Value:
         name = self.fresh()
-        self.line(f"{name} = tensor.insert_slice {value.name} into {into.name}{self._window(offsets, sizes, strides)} : {value.mlir} into {into.mlir}")
+        self.line(
+            f"{name} = tensor.insert_slice {value.name} into {into.name}{self._window(offsets, sizes, strides)} : {value.mlir} into {into.mlir}"
+        )
         return Value(name, into.type)
 
     def _window(self, offsets: Sequence[Dim], sizes: Sequence[Dim], strides: Sequence[int] | None) -> str:
         steps = strides or [1] * len(offsets)
-        return (
-            f"[{', '.join(self.size(o) for o in offsets)}] [{', '.join(self.size(s) for s in sizes)}] [{', '.join(map(str, steps))}]"
-        )
+        return f"[{', '.join(self.size(o) for o in offsets)}] [{', '.join(self.size(s) for s in sizes)}] [{', '.join(map(str, steps))}]"
 
     # -- the whole text ---------------------------------------------------------------------------------------------
 
