@@ -35,3 +35,27 @@ class Operator:
     lower: Callable[[Emitter, Operands, Attributes], tuple[Value, ...]]
     tolerance: float
     row_independent: bool
+
+
+def integer(attributes: Attributes, name: str) -> int:
+    """An integer attribute. Raises ValueError where it is missing or of another type."""
+    value = attributes.get(name)
+    if not isinstance(value, int):
+        raise ValueError(f"attribute {name!r} must be an integer, not {value!r}")
+    return value
+
+
+def real(attributes: Attributes, name: str) -> float:
+    """A number attribute as a float. Raises ValueError where it is missing or of another type."""
+    value = attributes.get(name)
+    if not isinstance(value, int | float):
+        raise ValueError(f"attribute {name!r} must be a number, not {value!r}")
+    return float(value)
+
+
+def text(attributes: Attributes, name: str) -> str:
+    """A string attribute. Raises ValueError where it is missing or of another type."""
+    value = attributes.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"attribute {name!r} must be a string, not {value!r}")
+    return value
