@@ -199,7 +199,14 @@ class Emitter:
     def destination(self, result: int, type_: TensorType) -> Value:
         """The tensor that result ``result`` of the current op is computed into: its output argument, or a new one."""
         given = self._destinations[result] if result < len(self._destinations) else None
-        return given if given is not None else self.empty(type_)
+        if given is None:
+            return self.empty(type_)
+        self._destinations[result] = None
+        return given
+
+    def untaken_destinations(self) -> tuple[Value | None, ...]:
+        """The destinations that the op did not ask for: results that must be copied there."""
+        return tuple(self._destinations)
 
     # -- tensor operations ------------------------------------------------------------------------------------------
 
@@ -213,9 +220,8 @@ class Emitter:
         """``into`` with every element set. A new fill for each use: fills are fused one by one."""
         element = MLIR_DTYPE[into.type.dtype]
         name = self.fresh()
-        self.line(
-            f"{name} = linalg.fill ins({self.constant(value, element)} : {element}) outs({into.name} : {into.mlir}) -> {into.mlir}"
-        )
+        scalar = f"{self.constant(value, element)} : {element}"
+        self.line(f"{name} = linalg.fill ins({scalar}) outs({into.name} : {into.mlir}) -> {into.mlir}")
         return Value(name, into.type)
 
     def filled(self, type_: TensorType, value: float = 0.0) -> Value:
@@ -253,9 +259,8 @@ class Emitter:
         type_ = TensorType(value.type.dtype, tuple(shape))
         name = self.fresh()
         sizes = ", ".join(self.size(d) for d in shape)
-        self.line(
-            f"{name} = tensor.expand_shape {value.name} {_groups(groups)} output_shape [{sizes}] : {value.mlir} into {mlir_type(type_)}"
-        )
+        view = f"{value.name} {_groups(groups)} output_shape [{sizes}]"
+        self.line(f"{name} = tensor.expand_shape {view} : {value.mlir} into {mlir_type(type_)}")
         return Value(name, type_)
 
     def collapse(self, value: Value, groups: Sequence[Sequence[int]], shape: Sequence[Dim]) -> Value:
@@ -275,23 +280,21 @@ class Emitter:
         """``tensor.extract_slice``; dimensions listed in ``drop`` have size 1 and vanish from the result."""
         type_ = TensorType(value.type.dtype, tuple(s for k, s in enumerate(sizes) if k not in drop))
         name = self.fresh()
-        self.line(
-            f"{name} = tensor.extract_slice {value.name}{self._window(offsets, sizes, strides)} : {value.mlir} to {mlir_type(type_)}"
-        )
+        window = self._window(offsets, sizes, strides)
+        self.line(f"{name} = tensor.extract_slice {value.name}{window} : {value.mlir} to {mlir_type(type_)}")
         return Value(name, type_)
 
     def insert(
         self, value: Value, into: Value, offsets: Sequence[Dim], sizes: Sequence[Dim], strides: Sequence[int] | None = None
     ) -> Value:
         name = self.fresh()
-        self.line(
-            f"{name} = tensor.insert_slice {value.name} into {into.name}{self._window(offsets, sizes, strides)} : {value.mlir} into {into.mlir}"
-        )
+        window = self._window(offsets, sizes, strides)
+        self.line(f"{name} = tensor.insert_slice {value.name} into {into.name}{window} : {value.mlir} into {into.mlir}")
         return Value(name, into.type)
 
     def _window(self, offsets: Sequence[Dim], sizes: Sequence[Dim], strides: Sequence[int] | None) -> str:
-        steps = strides or [1] * len(offsets)
-        return f"[{', '.join(self.size(o) for o in offsets)}] [{', '.join(self.size(s) for s in sizes)}] [{', '.join(map(str, steps))}]"
+        rows = (map(self.size, offsets), map(self.size, sizes), map(str, strides or [1] * len(offsets)))
+        return " ".join(f"[{', '.join(row)}]" for row in rows)
 
     # -- the whole text ---------------------------------------------------------------------------------------------
 

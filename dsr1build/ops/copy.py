@@ -1,0 +1,41 @@
+"""Copies of whole tensors and windows, as phases: a copy left to the compiler would be a serial memcpy, or refused."""
+
+from dsr1build.graph.model import Dim
+from dsr1build.ops.dot import LANES
+from dsr1build.ops.emitter import Emitter, Value
+
+# Columns of one item of an elementwise phase: a few cache lines, so that items are worth distributing.
+BLOCK = 256
+
+
+def block_width(width: int) -> int:
+    """The largest divisor of ``width`` that is at most BLOCK and a multiple of the lanes; the whole width if none is."""
+    return next((b for b in range(BLOCK, 0, -LANES) if width % b == 0), width)
+
+
+def in_blocks(emitter: Emitter, value: Value, dimension: int) -> Value:
+    """A view with a constant ``dimension`` split into [width / block, block]. Arguments and earlier results only."""
+    shape = list(value.type.shape)
+    width = shape[dimension]
+    assert isinstance(width, int)
+    block = block_width(width)
+    groups = [[i] for i in range(dimension)] + [[dimension, dimension + 1]]
+    groups += [[i + 1] for i in range(dimension + 1, len(shape))]
+    return emitter.expand(value, groups, [*shape[:dimension], width // block, block, *shape[dimension + 1 :]])
+
+
+def copy(emitter: Emitter, source: Value, into: Value) -> Value:
+    """``source`` [T, N] written into ``into`` [T, N], one phase; returns the new ``into``.
+
+    The destination is seen with one more dimension of size 1: MLIR erases a generic whose operands are all indexed
+    alike and that only yields its input, and with it the copy.
+    """
+    rows, width = into.type.shape
+    assert isinstance(width, int)
+    block = block_width(width)
+    shape: list[Dim] = [rows, width // block, 1, block]
+    emitter.phase("map2")
+    blocks = in_blocks(emitter, source, 1)
+    target = emitter.expand(into, [[0], [1, 2, 3]], shape)
+    done = emitter.generic("copy", "t, w, o, j", [(blocks, "t, w, j")], (target, "t, w, o, j"), "pppp", lambda b, a, _: a)
+    return emitter.collapse(done, [[0], [1, 2, 3]], [rows, width])
