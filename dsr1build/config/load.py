@@ -1,0 +1,222 @@
+"""BUILD.yaml together with everything that it names: read, checked and resolved to absolute paths.
+
+A relative path is relative to the file that names it. A recipe, target or profile named without a path (no ``/`` and no
+``.yaml``) is one that ships with the package.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel
+
+from dsr1build.config.document import missing_file_hint, read_document
+from dsr1build.config.schema import BuildFile, Profile, Recipe, Target
+from dsr1build.config.validate import validate
+from dsr1build.errors import EnvironmentUnfit, InvalidInput, Position
+
+Section = TypeVar("Section", bound=BaseModel)
+Shelf: TypeAlias = Literal["recipes", "targets", "cache"]
+
+# What one file of a shelf is called in messages.
+_WORDS: dict[Shelf, str] = {"recipes": "recipe", "targets": "target", "cache": "cache profile"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """A Hugging Face checkpoint: an absolute directory that exists. ``position`` is where the build file names it."""
+
+    directory: Path
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """A ``config.json`` alone (absolute path of a file that exists), with random weights of this seed."""
+
+    config: Path
+    seed: int
+    position: Position | None = None
+
+
+ModelSource: TypeAlias = CheckpointSource | ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """A build, ready to be planned. All paths are absolute; nothing is created.
+
+    * ``context``: the longest context in tokens that the user asked for, or None. With None it is ``recipe.context``, or
+      the model's own longest context where that is shorter; ``context_position`` is where the user asked, for messages.
+    * ``output``: the directory that holds ``<name>/<target>/``.
+    * ``cache_directory``: the directory of the local cache.
+    """
+
+    file: Path
+    build: BuildFile
+    recipe: Recipe
+    targets: tuple[Target, ...]
+    profile: Profile
+    model: ModelSource
+    context: int | None
+    context_position: Position | None
+    output: Path
+    cache_directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where another file is named: the directory it is relative to, that directory as messages show it, and the place."""
+
+    directory: Path
+    shown: str
+    position: Position | None
+    option: str = ""
+
+    def fail(self, message: str, hint: str) -> InvalidInput:
+        return InvalidInput(message, position=self.position, where=self.option, hint=hint)
+
+
+def load_build(
+    path: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    output: str | None = None,
+    cache: str | None = None,
+    targets: Sequence[str] | None = None,
+) -> BuildConfig:
+    """Read BUILD.yaml and the recipe, targets and profile that it names.
+
+    The keyword arguments replace what the file says (the options ``--context``, ``--output``, ``--cache`` and
+    ``--target``); paths in them are relative to the current directory. Raises InvalidInput for every mistake in any of the
+    files, at its place.
+    """
+    shown = os.fspath(path)
+    file = _absolute(Path.cwd(), shown)
+    document = read_document(file, shown)
+    build = validate(document, BuildFile)
+    here, here_shown = file.parent, str(Path(shown).parent)
+
+    def place(*keys: str | int) -> _Place:
+        return _Place(here, here_shown, document.position(*keys))
+
+    recipe = _load_named(build.recipe, "recipes", Recipe, place("recipe"))[0]
+    if targets:
+        named_targets = [(text, _option_place("--target")) for text in targets]
+    else:
+        named_targets = [(text, place("targets", index)) for index, text in enumerate(build.targets)]
+    named_profile = (cache, _option_place("--cache")) if cache else (build.cache, place("cache"))
+    profile, profile_file = _load_named(named_profile[0], "cache", Profile, named_profile[1])
+    if context is not None and context < 1:
+        raise InvalidInput(
+            f"the context must be at least 1 token, but is {context}", where="--context", hint="Write a positive number."
+        )
+    return BuildConfig(
+        file=file,
+        build=build,
+        recipe=recipe,
+        targets=_load_targets(named_targets),
+        profile=profile,
+        model=_model_source(build, place),
+        context=context or build.context,
+        context_position=document.position("context") if build.context and context is None else None,
+        output=_absolute(Path.cwd(), output) if output else _absolute(here, build.output),
+        cache_directory=_cache_directory(profile, profile_file.parent),
+    )
+
+
+def _option_place(option: str) -> _Place:
+    return _Place(Path.cwd(), ".", None, option)
+
+
+def _load_targets(named: Sequence[tuple[str, _Place]]) -> tuple[Target, ...]:
+    loaded: list[Target] = []
+    for text, place in named:
+        target = _load_named(text, "targets", Target, place)[0]
+        if any(target.name == earlier.name for earlier in loaded):
+            raise place.fail(
+                f"the target `{target.name}` is named twice", "Remove one; bundles of equal name would overwrite each other."
+            )
+        loaded.append(target)
+    return tuple(loaded)
+
+
+def _model_source(build: BuildFile, place_of: Callable[[str, str], _Place]) -> ModelSource:
+    model = build.model
+    key = "checkpoint" if model.checkpoint is not None else "config"
+    text = model.checkpoint if model.checkpoint is not None else model.config
+    # The schema has already made sure that one of the two is given, and weights with a configuration.
+    assert text is not None
+    place = place_of("model", key)
+    path = _absolute(place.directory, text)
+    if not path.exists():
+        what = "checkpoint directory" if key == "checkpoint" else "configuration"
+        raise place.fail(f"the {what} `{text}` does not exist", missing_file_hint(path))
+    if key == "checkpoint":
+        if not path.is_dir():
+            raise place.fail(f"the checkpoint `{text}` is not a directory", "Name the directory that holds config.json.")
+        return CheckpointSource(path, place.position)
+    if not path.is_file():
+        raise place.fail(f"the configuration `{text}` is not a file", "Name a config.json, or use `checkpoint`.")
+    assert model.weights is not None
+    return ConfigSource(path, model.weights.random.seed, place.position)
+
+
+def _load_named(text: str, shelf: Shelf, schema: type[Section], place: _Place) -> tuple[Section, Path]:
+    """Read the file that ``text`` names: a path, or the name of a shipped file. Gives the content and the path."""
+    if "/" in text or text.endswith((".yaml", ".yml")):
+        path = _absolute(place.directory, text)
+        if not path.exists():
+            raise place.fail(f"the {_WORDS[shelf]} `{text}` does not exist", missing_file_hint(path))
+        shown = text if Path(text).is_absolute() else os.path.normpath(Path(place.shown) / text)
+        return validate(read_document(path, shown), schema), path
+    path = shipped_directory(shelf) / f"{text}.yaml"
+    names = shipped_names(shelf)
+    if text not in names:
+        close = get_close_matches(text, names, n=1)
+        lead = f"Did you mean {close[0]}? " if close else ""
+        raise place.fail(
+            f"no {_WORDS[shelf]} named `{text}` ships with dsr1build",
+            f"{lead}There are {', '.join(names)}; for a file of your own write its path, for example ./{text}.yaml.",
+        )
+    return validate(read_document(path, f"{shelf}/{text}.yaml"), schema), path
+
+
+def shipped_directory(shelf: Shelf) -> Path:
+    """The directory of the shipped recipes, targets or profiles: inside an installed package, or in a source checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for directory in (package / "share" / shelf, package.parent / shelf):
+        if directory.is_dir():
+            return directory
+    raise EnvironmentUnfit(f"the shipped {shelf} are missing from the installation", hint="Install dsr1build again.")
+
+
+def shipped_names(shelf: Shelf) -> list[str]:
+    """The names under which the files of a shelf can be used without a path, sorted."""
+    return sorted(file.stem for file in shipped_directory(shelf).glob("*.yaml"))
+
+
+def _cache_directory(profile: Profile, relative_to: Path) -> Path:
+    """The local cache's directory, by the profile or by the XDG base directory specification."""
+    named = profile.local.directory
+    if named is not None and not named.startswith("~"):
+        return _absolute(relative_to, named)
+    try:
+        if named is not None:
+            return Path(named).expanduser()
+        # The specification says that a relative path in the variable is to be ignored.
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "dsr1build"
+    except RuntimeError:
+        raise EnvironmentUnfit(
+            "there is no home directory for the cache",
+            hint="Set HOME or XDG_CACHE_HOME, or name a `directory` in the cache profile.",
+        ) from None
+
+
+def _absolute(directory: Path, text: str) -> Path:
+    """An absolute path without ``..``; symbolic links are left as they are."""
+    return Path(os.path.normpath(directory / text))

@@ -1,0 +1,342 @@
+"""The form of BUILD.yaml, recipes, targets and cache profiles.
+
+The descriptions of the fields are the user's reference: `docs/build-yaml.md` and the JSON Schemas are made from them.
+All models are frozen; lists are tuples; a key that is not named here is an error.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+Kind: TypeAlias = Literal["embedding", "norm", "attention", "ffn", "expert", "gating", "combine", "head", "other"]
+KindOrAll: TypeAlias = Literal["all", "embedding", "norm", "attention", "ffn", "expert", "gating", "combine", "head", "other"]
+ScheduleName: TypeAlias = Literal["map1", "map2", "map3", "dot", "serial"]
+
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+MODULE_PATTERN = r"([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\})(\.([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\}))*"
+FEATURE_PATTERN = r"[+-][A-Za-z0-9._-]+"
+LARGEST_TOKENS = 65536
+
+
+def fault(message: str, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:
+    """An error raised by a validator; ``at`` leads from the validated value to the part that is wrong."""
+    return PydanticCustomError("fault", "{message}", {"message": message, "hint": hint, "at": at})
+
+
+def _text(pattern: str, what: str, hint: str, longest: int = 200) -> Any:
+    """A field that holds text of one form, checked with a message in words and described by a pattern in the schema."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value) or len(value) > longest:
+            raise fault(f"`{value}` is not {what}", hint)
+        return value
+
+    schema = {"type": "string", "pattern": f"^{pattern}$", "maxLength": longest}
+    return (AfterValidator(check), WithJsonSchema(schema))
+
+
+def _check_path(value: str) -> str:
+    if not value:
+        raise fault("the path is empty", "Write a path, relative to this file or absolute.")
+    if not value.isprintable():
+        raise fault("the path holds a control character", "Write the path on one line, without escapes.")
+    return value
+
+
+def _check_tokens(value: Any) -> int | str:
+    if value == "chunk" or (type(value) is int and 1 <= value <= LARGEST_TOKENS):
+        return "chunk" if value == "chunk" else int(value)
+    raise fault(f"{describe(value)} is not a number of tokens", f"Write a whole number from 1 to {LARGEST_TOKENS}, or `chunk`.")
+
+
+def describe(value: object) -> str:
+    """A value of a file in words, for a message."""
+    if isinstance(value, bool):
+        return f"the boolean {'true' if value else 'false'}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f'the text "{value}"' if len(value) <= 60 else f'the text "{value[:57]}..."'
+    if isinstance(value, tuple):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return "empty"
+
+
+_NAME_CHECKS = _text(
+    NAME_PATTERN, "a name", "A name is made of letters, digits, `.`, `_` and `-`, and begins with a letter, digit or `_`.", 100
+)
+Name: TypeAlias = Annotated[str, _NAME_CHECKS[0], _NAME_CHECKS[1]]
+_MODULE_CHECKS = _text(
+    MODULE_PATTERN, "a module pattern", "Write a module path, with placeholders for numbers: model.layers.{n}.self_attn."
+)
+ModulePattern: TypeAlias = Annotated[str, _MODULE_CHECKS[0], _MODULE_CHECKS[1]]
+_FEATURE_CHECKS = _text(FEATURE_PATTERN, "a CPU feature", "Write `+name` to switch a feature on, `-name` to switch it off.")
+Feature: TypeAlias = Annotated[str, _FEATURE_CHECKS[0], _FEATURE_CHECKS[1]]
+_WORD_CHECKS = _text(NAME_PATTERN, "a name that LLVM knows", "Examples: x86_64-unknown-linux-gnu, x86-64-v3, native.")
+ToolWord: TypeAlias = Annotated[str, _WORD_CHECKS[0], _WORD_CHECKS[1]]
+PathText: TypeAlias = Annotated[str, AfterValidator(_check_path), WithJsonSchema({"type": "string", "minLength": 1})]
+Tokens: TypeAlias = Annotated[
+    int | Literal["chunk"],
+    PlainValidator(_check_tokens),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": LARGEST_TOKENS}, {"const": "chunk"}]}),
+]
+Positive: TypeAlias = Annotated[int, Field(ge=1, le=1 << 20)]
+ContextLength: TypeAlias = Annotated[int, Field(ge=1, le=1 << 30)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class RandomWeights(_Section):
+    """Reproducible random weights."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(
+        description="Seed of the generator. Equal seeds give equal weights on every machine.", examples=[0]
+    )
+
+
+class Weights(_Section):
+    """Where the weights of a model come from that is given by its `config.json` alone."""
+
+    random: RandomWeights = Field(description="Generate reproducible random weights when linking.")
+
+
+class ModelSource(_Section):
+    """What is built. Exactly one of `checkpoint`, `config` and `onnx` is given."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["checkpoint"], "not": {"required": ["weights"]}},
+                {"required": ["config", "weights"]},
+            ]
+        }
+    )
+
+    checkpoint: PathText | None = Field(
+        default=None,
+        description="Directory of a Hugging Face checkpoint: `config.json` and `*.safetensors`.",
+        examples=["models/DeepSeek-R1"],
+    )
+    config: PathText | None = Field(
+        default=None,
+        description="A `config.json` alone; needs `weights`. For trying, testing and timing a model without a download.",
+        examples=["models/r1-mini/config.json"],
+    )
+    weights: Weights | None = Field(default=None, description="The weights that go with `config`.")
+    onnx: PathText | None = Field(default=None, description="An ONNX file. Recognised, but not supported yet.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelSource":
+        given = [name for name in ("checkpoint", "config", "onnx") if getattr(self, name) is not None]
+        if not given:
+            raise fault("the model has no source", "Add one of `checkpoint`, `config` and `onnx`.")
+        if len(given) > 1:
+            raise fault(f"`{given[0]}` and `{given[1]}` exclude each other", "Keep one of the two.", (given[1],))
+        if self.onnx is not None:
+            raise fault(
+                "an ONNX file as the source of a model is not supported yet",
+                "Use `checkpoint` or `config`.",
+                ("onnx",),
+            )
+        if self.config is not None and self.weights is None:
+            raise fault(
+                "`config` alone has no weights",
+                "Add `weights: {random: {seed: 0}}`, or name a checkpoint directory with `checkpoint`.",
+                ("config",),
+            )
+        if self.checkpoint is not None and self.weights is not None:
+            raise fault("a checkpoint brings its own weights", "Remove `weights`.", ("weights",))
+        return self
+
+
+class BuildFile(_Section):
+    """BUILD.yaml: what to build, how, for which targets, and where to."""
+
+    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    name: Name = Field(description="Name of the build; bundles go to `<output>/<name>/<target>/`.", examples=["r1-mini"])
+    model: ModelSource = Field(description="What is built.")
+    recipe: PathText = Field(
+        description="How the model is cut and specialized: path of a recipe, or the name of one that ships with the package.",
+        examples=["recipes/deepseek_v3.yaml", "deepseek_v3"],
+    )
+    targets: Annotated[tuple[PathText, ...], Field(min_length=1)] = Field(
+        description="What to compile for: paths of targets, or names of targets that ship with the package.",
+        examples=[["targets/x86-64-v3.yaml"]],
+    )
+    context: ContextLength | None = Field(
+        default=None,
+        description="Longest context, in tokens. Default: the recipe's. Another value recompiles nothing.",
+        examples=[512],
+    )
+    cache: PathText = Field(
+        default="local",
+        description="Which caches to use: path of a profile, or the name of one that ships with the package.",
+        examples=["cache/local.yaml"],
+    )
+    output: PathText = Field(default="dist", description="Directory for the bundles.", examples=["dist"])
+
+
+class PartitionRule(_Section):
+    """Which modules become partitions of which kind.
+
+    A module pattern is the path of a module; a placeholder such as `{n}` stands for any number. For each choice of
+    placeholder values for which every pattern of the rule has a module in the model, these modules become one partition.
+    """
+
+    kind: Kind = Field(description="Kind of the partitions.", examples=["attention"])
+    modules: Annotated[tuple[ModulePattern, ...], Field(min_length=1)] = Field(
+        description="Patterns of the modules that form one partition. All use the same placeholders.",
+        examples=[["model.norm", "lm_head"]],
+    )
+
+    @model_validator(mode="after")
+    def _same_placeholders(self) -> "PartitionRule":
+        first = placeholders(self.modules[0])
+        for index, pattern in enumerate(self.modules):
+            if pattern in self.modules[:index]:
+                raise fault(f"the pattern `{pattern}` appears twice in one rule", "Remove one of them.", ("modules", index))
+            if placeholders(pattern) != first:
+                raise fault(
+                    f"the patterns `{self.modules[0]}` and `{pattern}` have different placeholders",
+                    "All patterns of a rule use the same placeholders; make it two rules.",
+                    ("modules", index),
+                )
+        return self
+
+
+def placeholders(pattern: str) -> frozenset[str]:
+    """The names of the placeholders of a module pattern, without braces."""
+    return frozenset(re.findall(r"\{([a-z][a-z0-9_]*)\}", pattern))
+
+
+class SpecializationRule(_Section):
+    """A number of tokens that kernels are compiled for beside the variant that takes any number."""
+
+    tokens: Tokens = Field(description="Number of tokens, or `chunk` for the recipe's `chunk`.", examples=[1, "chunk"])
+    pad: bool = Field(
+        default=False,
+        description="Also use the variant for fewer tokens, padding with rows of zeros. Kernels that write state or mix rows"
+        " are never padded.",
+    )
+
+
+class Specializations(_Section):
+    """For which numbers of tokens kernels are compiled specially.
+
+    A variant for any number of tokens is always added; the runtime takes the tightest variant that fits.
+    """
+
+    decode: tuple[SpecializationRule, ...] = Field(default=(SpecializationRule(tokens=1),), description="Kernels of decode.")
+    prefill: tuple[SpecializationRule, ...] = Field(
+        default=(SpecializationRule(tokens="chunk"),), description="Kernels of prefill."
+    )
+    expert: tuple[SpecializationRule, ...] = Field(
+        default=(SpecializationRule(tokens=1),),
+        description="Kernels of routed experts, in both modes: an expert gets those tokens that chose it, not all.",
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "Specializations":
+        for name in ("decode", "prefill", "expert"):
+            rules: tuple[SpecializationRule, ...] = getattr(self, name)
+            for index, rule in enumerate(rules):
+                if rule.tokens in [earlier.tokens for earlier in rules[:index]]:
+                    raise fault(f"`tokens: {rule.tokens}` appears twice", "Remove one of them.", (name, index))
+        return self
+
+
+Schedules: TypeAlias = Mapping[ScheduleName, Mapping[Name, Positive]]
+Passes: TypeAlias = Mapping[Name, str]
+
+
+class Pipeline(_Section):
+    """How kernels are compiled, where it differs from the target's defaults."""
+
+    schedules: Schedules = Field(
+        default_factory=dict,
+        description="Sizes of the loop schedules, by schedule and parameter.",
+        examples=[{"dot": {"rows": 4, "tokens": 4}}],
+    )
+    passes: Passes = Field(default_factory=dict, description="MLIR pass pipelines, by pass group.")
+
+
+class Recipe(_Section):
+    """A recipe: how a model is cut into partitions and for which sizes its kernels are compiled."""
+
+    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    name: Name = Field(description="Name of the recipe.", examples=["deepseek_v3"])
+    architectures: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
+        description="The `model_type`s that the recipe is for.", examples=[["deepseek_v3"]]
+    )
+    context: ContextLength = Field(
+        default=4096,
+        description="Longest context, in tokens, of builds that do not name one; the model's own longest context where that"
+        " is shorter.",
+    )
+    chunk: Annotated[int, Field(ge=1, le=LARGEST_TOKENS)] = Field(
+        default=64, description="Longest chunk, in tokens, that prefill processes at once. Memory for activations grows with it."
+    )
+    dispatch: Literal["sparse"] = Field(
+        default="sparse", description="How routed experts run: `sparse` runs only those experts that were chosen."
+    )
+    partitions: Annotated[tuple[PartitionRule, ...], Field(min_length=1)] = Field(
+        description="The rules that cut the model, in order: a module belongs to the first rule that applies to it."
+    )
+    specializations: Specializations = Field(
+        default_factory=Specializations, description="For which numbers of tokens kernels are compiled specially."
+    )
+    pipelines: Mapping[Name, Mapping[KindOrAll, Pipeline]] = Field(
+        default_factory=dict,
+        description="Changes to the target's defaults, by the target's name and by the kind of partition (or `all`; a kind"
+        " goes before `all`, and both before the target).",
+        examples=[{"x86-64-v3": {"ffn": {"schedules": {"dot": {"rows": 8}}}}}],
+    )
+
+
+class Target(_Section):
+    """A target: what to compile for, and with which toolchain."""
+
+    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    name: Name = Field(description="Name of the target, and of the bundle's directory.", examples=["x86-64-v3"])
+    triple: ToolWord = Field(description="LLVM target triple.", examples=["x86_64-unknown-linux-gnu"])
+    cpu: ToolWord = Field(
+        default="x86-64-v3",
+        description="LLVM CPU name. `native` is the CPU of the machine that builds; it is resolved before anything is cached.",
+    )
+    features: tuple[Feature, ...] = Field(
+        default=(), description="CPU features to add to or take from what the CPU has.", examples=[["+avx512f"]]
+    )
+    toolchain: Literal["llvm-cpu"] = Field(
+        default="llvm-cpu", description="The toolchain: `llvm-cpu` is upstream MLIR and LLVM for the CPU."
+    )
+    schedules: Schedules = Field(
+        default_factory=dict, description="Default sizes of the loop schedules, by schedule and parameter."
+    )
+    passes: Passes = Field(
+        default_factory=dict, description="MLIR pass pipelines, by pass group, in place of the toolchain's own."
+    )
+
+
+class LocalCache(_Section):
+    """The cache on this machine."""
+
+    directory: PathText | None = Field(
+        default=None,
+        description="Directory of the cache. Default: `$XDG_CACHE_HOME/dsr1build`, or else `~/.cache/dsr1build`.",
+        examples=["~/.cache/dsr1build"],
+    )
+
+
+class Profile(_Section):
+    """A cache profile: which caches to use."""
+
+    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    name: Name = Field(description="Name of the profile.", examples=["local"])
+    local: LocalCache = Field(default_factory=LocalCache, description="The cache on this machine.")
