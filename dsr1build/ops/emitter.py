@@ -113,6 +113,14 @@ class Body:
     def mul_int(self, a: str, b: str, type_: str = "index") -> str:
         return self._op(f"arith.muli {a}, {b} : {type_}")
 
+    def div_int(self, a: str, b: str, type_: str = "index") -> str:
+        """Quotient of two unsigned integers, rounded down."""
+        return self._op(f"arith.divui {a}, {b} : {type_}")
+
+    def rem_int(self, a: str, b: str, type_: str = "index") -> str:
+        """Remainder of two unsigned integers."""
+        return self._op(f"arith.remui {a}, {b} : {type_}")
+
     def flag(self, condition: str, type_: str = "i32") -> str:
         """1 where the condition holds, else 0."""
         return self._op(f"arith.extui {condition} : i1 to {type_}")
