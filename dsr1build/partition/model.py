@@ -68,7 +68,7 @@ class ExpertDispatch:
 class PartitionedModel:
     """``partitions`` of each mode in a topological order, ``kernels`` by id in the order of first use.
 
-    ``dispatches`` of each mode in the order of their layers; empty with dense dispatch. ``notes`` are sentences for the
+    ``dispatches`` of each mode in the order of their layers. ``notes`` are sentences for the
     user, such as rules that matched nothing.
     """
 
