@@ -39,3 +39,18 @@ def copy(emitter: Emitter, source: Value, into: Value) -> Value:
     target = emitter.expand(into, [[0], [1, 2, 3]], shape)
     done = emitter.generic("copy", "t, w, o, j", [(blocks, "t, w, j")], (target, "t, w, o, j"), "pppp", lambda b, a, _: a)
     return emitter.collapse(done, [[0], [1, 2, 3]], [rows, width])
+
+
+def copy_columns(emitter: Emitter, source: Value, into: Value, start: int, end: int) -> Value:
+    """Columns start..end of ``source`` [T, heads, D] written into ``into`` of the same shape, one phase; none if empty."""
+    rows, heads, _ = into.type.shape
+    width = end - start
+    if width == 0:
+        return into
+    offsets: list[Dim] = [0, 0, start]
+    sizes: list[Dim] = [rows, heads, width]
+    emitter.phase("map2")
+    taken = emitter.slice(source, offsets, sizes)
+    target = emitter.expand(emitter.slice(into, offsets, sizes), [[0], [1], [2, 3]], [rows, heads, 1, width])
+    done = emitter.generic("copy", "t, h, o, j", [(taken, "t, h, j")], (target, "t, h, o, j"), "pppp", lambda b, a, _: a)
+    return emitter.insert(emitter.collapse(done, [[0], [1], [2, 3]], sizes), into, offsets, sizes)

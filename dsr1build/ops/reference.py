@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import onnx
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from dsr1build.graph.model import Attribute, TensorType
 from dsr1build.ops.operator import Operator
@@ -73,6 +73,8 @@ def _widen(node: onnx.NodeProto) -> None:
             values = [attribute.f] if single else list(attribute.floats)
             tensor = helper.make_tensor("", TensorProto.DOUBLE, [] if single else [len(values)], values)
             attribute.CopyFrom(helper.make_attribute("value", tensor))
+        elif attribute.t.data_type == TensorProto.FLOAT:
+            attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype("float64")))
 
 
 def model_proto(
