@@ -20,6 +20,7 @@ from dsr1build.errors import EnvironmentUnfit, InvalidInput, Position
 
 Section = TypeVar("Section", bound=BaseModel)
 Shelf: TypeAlias = Literal["recipes", "targets", "cache"]
+SHELVES: tuple[Shelf, ...] = ("recipes", "targets", "cache")
 
 # What one file of a shelf is called in messages.
 _WORDS: dict[Shelf, str] = {"recipes": "recipe", "targets": "target", "cache": "cache profile"}

@@ -186,8 +186,8 @@ class BuildFile(_Section):
 class PartitionRule(_Section):
     """Which modules become partitions of which kind.
 
-    A module pattern is the path of a module; a placeholder such as `{n}` stands for any number. For each choice of
-    placeholder values for which every pattern of the rule has a module in the model, these modules become one partition.
+    A module pattern is the path of a module; a placeholder such as `{n}` stands for one component of it. For each choice
+    of placeholder values for which every pattern of the rule has a module in the model, these modules become one partition.
     """
 
     kind: Kind = Field(description="Kind of the partitions.", examples=["attention"])
