@@ -74,6 +74,96 @@ def _encode(value: FieldValue, out: list[bytes]) -> None:
         raise TypeError(f"{type(value).__name__} has no canonical encoding")
 
 
+def decode(data: bytes) -> FieldValue:
+    """The value whose encoding is ``data``: lists come back as tuples, mappings as dicts in key order.
+
+    Raises ValueError for anything that ``encode`` would not have written: a truncated or trailing byte, keys out of order
+    or twice, an integer with a leading zero, NaN. So ``encode(decode(data)) == data`` holds for all that is accepted.
+    """
+    value, end = _decode(data, 0)
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes follow the value")
+    return value
+
+
+def _take(data: bytes, at: int, count: int) -> bytes:
+    if count > len(data) - at:
+        raise ValueError(f"the data ends at byte {len(data)}, {count} bytes are missing from byte {at}")
+    return data[at : at + count]
+
+
+def _sized(data: bytes, at: int) -> tuple[bytes, int]:
+    size: int = struct.unpack("<Q", _take(data, at, 8))[0]
+    return _take(data, at + 8, size), at + 8 + size
+
+
+def _decode(data: bytes, at: int) -> tuple[FieldValue, int]:
+    tag = _take(data, at, 1)
+    at += 1
+    match tag:
+        case b"N":
+            return None, at
+        case b"T" | b"F":
+            return tag == b"T", at
+        case b"I":
+            digits, at = _sized(data, at)
+            number = int(digits.decode("ascii"))
+            if str(number).encode("ascii") != digits:
+                raise ValueError(f"{digits!r} is not the one spelling of an integer")
+            return number, at
+        case b"D":
+            real: float = struct.unpack("<d", _take(data, at, 8))[0]
+            if math.isnan(real):
+                raise ValueError("NaN has no canonical encoding")
+            return real, at + 8
+        case b"S":
+            text, at = _sized(data, at)
+            return text.decode("utf-8"), at
+        case b"B":
+            return _sized(data, at)
+        case b"R":
+            return BlobRef(_take(data, at, 32).hex()), at + 32
+        case b"L":
+            count: int = struct.unpack("<Q", _take(data, at, 8))[0]
+            at += 8
+            items: list[FieldValue] = []
+            for _ in range(count):
+                item, at = _decode(data, at)
+                items.append(item)
+            return tuple(items), at
+        case b"M":
+            count = struct.unpack("<Q", _take(data, at, 8))[0]
+            at += 8
+            mapping: dict[str, FieldValue] = {}
+            previous: bytes | None = None
+            for _ in range(count):
+                key, at = _sized(data, at)
+                if previous is not None and key <= previous:
+                    raise ValueError(f"the key {key!r} does not follow {previous!r} in order")
+                previous = key
+                mapping[key.decode("utf-8")], at = _decode(data, at)
+            return mapping, at
+    raise ValueError(f"unknown tag {tag!r} at byte {at - 1}")
+
+
+def blob_refs(value: FieldValue) -> list[BlobRef]:
+    """Every blob that ``value`` refers to, each once, in the order of the encoding."""
+    found: dict[BlobRef, None] = {}
+
+    def walk(item: FieldValue) -> None:
+        if isinstance(item, BlobRef):
+            found[item] = None
+        elif isinstance(item, Mapping):
+            for key in sorted(item, key=lambda name: name.encode("utf-8")):
+                walk(item[key])
+        elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)):
+            for entry in item:
+                walk(entry)
+
+    walk(value)
+    return list(found)
+
+
 def key_of(fields: Fields) -> str:
     """The key of an action: SHA-256 of its encoded fields, 64 lower-case hexadecimal digits."""
     return hashlib.sha256(encode(fields)).hexdigest()

@@ -1,0 +1,305 @@
+"""Runs an action graph: what the cache holds is taken from it, the rest runs in processes of its own."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsr1build.cache.blobs import BlobLost
+from dsr1build.cache.store import LocalStore
+from dsr1build.digest import Fields, blob_refs, encode, sha256_hex
+from dsr1build.errors import EnvironmentUnfit
+from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started
+from dsr1build.execute.server import Ended, ForkServer, Limits
+from dsr1build.plan.action import Action, ActionResult
+
+_TAIL_LINES = 20
+_TAIL_CHARACTERS = 4000
+_SCRATCH_PREFIX = "dsr1build-work-"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``jobs`` actions run at once. With ``keep_going`` a failure stops only what depends on it.
+
+    ``save_temps`` is a directory that takes what compile actions leave in ``save-temps/`` of their own directory; they
+    then run even where the cache holds their results. ``import_path`` is searched for workers beside the package.
+    """
+
+    jobs: int = field(default_factory=lambda: usable_cpus())
+    keep_going: bool = False
+    limits: Limits = field(default_factory=Limits)
+    save_temps: Path | None = None
+    import_path: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``results`` of all actions that are done; ``executed``, ``hits``, ``failed`` and ``skipped`` are action ids."""
+
+    results: Mapping[str, ActionResult]
+    executed: tuple[str, ...]
+    hits: tuple[str, ...]
+    failed: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Job:
+    action: Action
+    key: str
+    fields: Fields
+    directory: Path
+
+
+def run_actions(actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit) -> Outcome:
+    """Run ``actions`` (id -> action, in an order in which inputs come first) and tell each step to ``emit``.
+
+    A failed action publishes nothing. Raises EnvironmentUnfit where there is no room for temporary files; after any
+    exception, KeyboardInterrupt among them, no process of the build is left.
+    """
+    with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.limits, options.import_path)) as server:
+        return _Run(actions, store, options, emit, scratch, server).run()
+
+
+class _Run:
+    """The state of one execution of an action graph."""
+
+    def __init__(
+        self, actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit, scratch: Path, server: ForkServer
+    ) -> None:
+        self.actions = actions
+        self.store = store
+        self.options = options
+        self.emit = emit
+        self.scratch = scratch
+        self.server = server
+        self.results: dict[str, ActionResult] = {}
+        self.executed: list[str] = []
+        self.hits: list[str] = []
+        self.failed: list[str] = []
+        self.jobs: dict[str, _Job] = {}
+        self.waiting_for_key: dict[str, list[str]] = {}
+        self.forced: set[str] = set()
+        self.started = 0
+
+    def run(self) -> Outcome:
+        self.users: dict[str, list[str]] = {id: [] for id in self.actions}
+        for id, action in self.actions.items():
+            for source in action.inputs:
+                self.users[source].append(id)
+        self.awaited = {id: set(action.inputs) for id, action in self.actions.items()}
+        self.ready = deque(id for id, sources in self.awaited.items() if not sources)
+        self.misses: deque[str] = deque()
+        while True:
+            stopped = bool(self.failed) and not self.options.keep_going
+            while self.ready and not stopped:
+                self._look_up(self.ready.popleft())
+                stopped = bool(self.failed) and not self.options.keep_going
+            while self.misses and not stopped and self.server.running < self.options.jobs:
+                self._start(self.misses.popleft())
+            if not self.server.running:
+                if stopped or not (self.ready or self.misses):
+                    break
+                continue
+            for ended in self.server.wait():
+                self._end(ended)
+        left = tuple(id for id in self.actions if id not in self.results and id not in self.failed)
+        return Outcome(self.results, tuple(self.executed), tuple(self.hits), tuple(self.failed), left)
+
+    def _look_up(self, id: str) -> None:
+        action = self.actions[id]
+        fields = action.fields({source: self.results[source] for source in action.inputs})
+        key = sha256_hex(encode(fields))
+        if key in self.waiting_for_key:
+            # An action with the same key runs already, for example one kernel for two targets that differ in name alone.
+            self.waiting_for_key[key].append(id)
+            return
+        if id not in self.forced and not (self.options.save_temps and action.kind == "compile"):
+            result = self.store.lookup(key)
+            if result is not None:
+                self._hit(action, result)
+                return
+        self.started += 1
+        self.jobs[id] = _Job(action, key, fields, self.scratch / f"action-{self.started}")
+        self.waiting_for_key[key] = []
+        self.misses.append(id)
+
+    def _hit(self, action: Action, result: ActionResult) -> None:
+        self.hits.append(action.id)
+        self.emit(Hit(action.id, action.kind, action.label, result.key))
+        self._done(action.id, result)
+
+    def _done(self, id: str, result: ActionResult) -> None:
+        self.results[id] = result
+        for user in self.users[id]:
+            if id in self.awaited[user]:
+                self.awaited[user].remove(id)
+                if not self.awaited[user]:
+                    self.ready.append(user)
+
+    def _start(self, id: str) -> None:
+        job = self.jobs[id]
+        try:
+            _prepare(job, self.store, self.options.save_temps is not None)
+        except BlobLost as lost:
+            self._make_again(id, lost)
+            return
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"temporary files cannot be written in {self.scratch.parent}: {error.strerror}",
+                hint="free some space there, or set TMPDIR to a directory on another disk",
+            ) from error
+        self.emit(Started(id, job.action.kind, job.action.label))
+        self.server.run(id, job.action.worker, job.action.preload, job.directory)
+
+    def _make_again(self, id: str, lost: BlobLost) -> None:
+        """A file that was there at look-up is gone: run the action that makes it, then come back to ``id``."""
+        job = self.jobs.pop(id)
+        self.ready.extend(self.waiting_for_key.pop(job.key))
+        sources = [s for s in job.action.inputs if lost.ref in self.results[s].outputs.values() and s not in self.forced]
+        if not sources:
+            self._fail(job.action, f"its input {lost.ref.sha256} is missing or damaged and cannot be made again", "")
+            return
+        self.awaited[id].update(sources)
+        for source in sources:
+            self.forced.add(source)
+            if source in self.hits:
+                self.hits.remove(source)
+            self.ready.append(source)
+
+    def _end(self, ended: Ended) -> None:
+        job = self.jobs.pop(ended.id)
+        action = job.action
+        reason = _failure(ended, self.options.limits)
+        files: dict[str, Path] = {}
+        if not reason:
+            files, reason = _collect(job.directory / "outputs", action.outputs)
+        if reason:
+            waiters = self.waiting_for_key.pop(job.key)
+            self._fail(action, reason, _last_lines(ended.tail))
+            for waiter in waiters:
+                self._fail(self.actions[waiter], reason, _last_lines(ended.tail))
+        else:
+            try:
+                result = self.store.publish(job.key, job.fields, files, ended.seconds)
+            except OSError as error:
+                raise EnvironmentUnfit(
+                    f"the outputs of {action.label} cannot be kept: {error.strerror}",
+                    hint="free some space in the cache's directory or in the temporary directory (TMPDIR)",
+                ) from error
+            if self.options.save_temps is not None and action.kind == "compile":
+                _keep_temps(job, self.options.save_temps)
+            self.executed.append(action.id)
+            self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
+            waiters = self.waiting_for_key.pop(job.key)
+            self._done(action.id, result)
+            for waiter in waiters:
+                self._hit(self.actions[waiter], result)
+        shutil.rmtree(job.directory, ignore_errors=True)
+
+    def _fail(self, action: Action, reason: str, output: str) -> None:
+        self.failed.append(action.id)
+        self.emit(Failed(action.id, action.kind, action.label, reason, output))
+
+
+def _prepare(job: _Job, store: LocalStore, save_temps: bool) -> None:
+    shutil.rmtree(job.directory, ignore_errors=True)
+    for name in ("inputs", "outputs", "work"):
+        (job.directory / name).mkdir(parents=True)
+    if save_temps and job.action.kind == "compile":
+        (job.directory / "work" / "save-temps").mkdir()
+    (job.directory / "fields").write_bytes(encode(job.fields))
+    for ref in blob_refs(job.fields):
+        store.materialize(ref, job.directory / "inputs" / ref.sha256)
+
+
+def _collect(outputs: Path, required: tuple[str, ...]) -> tuple[dict[str, Path], str]:
+    """The output files by relative path, or why they cannot be taken."""
+    files: dict[str, Path] = {}
+    for folder, folders, names in os.walk(outputs):
+        for name in (*folders, *names):
+            path = Path(folder) / name
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                files[path.relative_to(outputs).as_posix()] = path
+            elif not stat.S_ISDIR(mode):
+                return {}, f"left {path.relative_to(outputs)}, which is not a regular file"
+    absent = [name for name in required if name not in files]
+    if absent:
+        return {}, f"left no output {', '.join(absent)}"
+    return files, ""
+
+
+def _failure(ended: Ended, limits: Limits) -> str:
+    """How the action failed, or "" where it ended well."""
+    if ended.timed_out:
+        return f"killed after {limits.seconds:g} seconds, the limit for one action"
+    if ended.signal is not None:
+        known = ended.signal in signal.valid_signals() and ended.signal < signal.SIGRTMIN
+        return f"killed by {signal.Signals(ended.signal).name if known else f'signal {ended.signal}'}"
+    if ended.exit is None:
+        return "its fork server was lost"
+    if ended.exit != 0:
+        memory = limits.memory / (1 << 30)
+        out_of_memory = "MemoryError" in ended.tail[-_TAIL_CHARACTERS:]
+        return f"out of memory at the limit of {memory:g} GiB" if out_of_memory else f"exit code {ended.exit}"
+    return ""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
+
+
+def _keep_temps(job: _Job, directory: Path) -> None:
+    source = job.directory / "work" / "save-temps"
+    name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in job.action.label)
+    shutil.copytree(source, directory / name, dirs_exist_ok=True)
+
+
+@contextlib.contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """A temporary directory that is gone afterwards; those of builders that were killed are removed first.
+
+    Its builder holds a lock on a file inside, which the kernel frees with the process, so age and process ids play no role.
+    """
+    parent = Path(tempfile.gettempdir())
+    for old in parent.glob(f"{_SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)).resolve()
+        lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"no temporary directory can be made in {parent}: {error.strerror}",
+            hint="free some space there, or set TMPDIR to a directory on another disk",
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use: its affinity mask, and the quota of its control group rounded up, at least 1."""
+    cpus = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cpus = min(cpus, -(-int(quota) // int(period)))
+    return max(1, cpus)

@@ -1,0 +1,171 @@
+"""The builder's side of the fork server: start it, ask it to run an action, hear how the action ended."""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsr1build.execute import worker as worker_program
+
+# All that an action sees of the environment, with HOME and TMPDIR, which name its own empty directory.
+ENVIRONMENT: Mapping[str, str] = {
+    "LC_ALL": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PATH": "/nonexistent",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "TZ": "UTC",
+}
+_PACKAGE_ROOT = Path(worker_program.__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one action may use. ``memory`` is address space beyond what the fork server maps (bytes), ``seconds`` is time
+    on the clock and on the CPU, ``file_size`` is bytes of one file."""
+
+    memory: int = 4 << 30
+    seconds: float = 1800.0
+    file_size: int = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an action ended: ``exit`` or ``signal`` is set, neither where the fork server itself was lost. ``peak`` is bytes."""
+
+    id: str
+    exit: int | None
+    signal: int | None
+    seconds: float
+    peak: int
+    tail: str
+    timed_out: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    deadline: float
+    started: float
+    timed_out: bool = False
+
+
+class ForkServer:
+    """One fork server, started at the first action and again after it was lost. Close it to end all that runs."""
+
+    def __init__(self, scratch: Path, limits: Limits, import_path: Iterable[Path] = ()) -> None:
+        self._scratch = scratch
+        self._limits = limits
+        self._import_path = [str(_PACKAGE_ROOT), *map(str, import_path)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._running: dict[str, _Running] = {}
+        self._pending = b""
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def run(self, id: str, worker: str, preload: Iterable[str], directory: Path) -> None:
+        """Start an action in ``directory`` (see ``dsr1build.execute.worker``); ``wait`` tells its end."""
+        now = time.monotonic()
+        self._running[id] = _Running(now + self._limits.seconds, now)
+        limits = {
+            "memory": self._limits.memory,
+            "cpu_seconds": max(1, int(self._limits.seconds)),
+            "file_size": self._limits.file_size,
+        }
+        request = {"run": id, "worker": worker, "preload": list(preload), "directory": str(directory), "limits": limits}
+        self._send(request)
+
+    def wait(self, timeout: float | None = None) -> list[Ended]:
+        """The actions that ended since; waits for the first, at most ``timeout`` seconds. Kills those out of time."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while self._running:
+            now = time.monotonic()
+            for id, running in self._running.items():
+                if now >= running.deadline and not running.timed_out:
+                    running.timed_out = True
+                    self._send({"kill": id})
+            deadlines = [r.deadline for r in self._running.values() if not r.timed_out]
+            if give_up is not None:
+                deadlines.append(give_up)
+            ended = self._read(max(0.0, min(deadlines) - now) if deadlines else None)
+            if ended or (give_up is not None and time.monotonic() >= give_up):
+                return ended
+        return []
+
+    def close(self) -> None:
+        """End the server and every action that still runs."""
+        process, self._process = self._process, None
+        self._running.clear()
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _send(self, request: Mapping[str, object]) -> None:
+        if self._process is None:
+            with (self._scratch / "fork-server.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-s", "-P", worker_program.__file__, *self._import_path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=dict(ENVIRONMENT),
+                    cwd=self._scratch,
+                    umask=0o022,
+                    # A session of its own: Ctrl-C reaches the builder alone, which then ends the server in order.
+                    start_new_session=True,
+                )
+            self._pending = b""
+        assert self._process.stdin is not None
+        # A server that is gone shows at the next read, which is the one place that handles it.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self, timeout: float | None) -> list[Ended]:
+        assert self._process is not None and self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(timeout):
+                return []
+        data = os.read(self._process.stdout.fileno(), 65536)
+        if not data:
+            return self._lost()
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [self._ended(json.loads(line)) for line in lines]
+
+    def _ended(self, message: dict[str, Any]) -> Ended:
+        running = self._running.pop(message["ended"])
+        return Ended(
+            message["ended"],
+            message["exit"],
+            message["signal"],
+            message["seconds"],
+            message["peak"],
+            message["tail"],
+            running.timed_out,
+        )
+
+    def _lost(self) -> list[Ended]:
+        """The server died and took the running actions with it; the next action starts another one."""
+        now = time.monotonic()
+        lost = dict(self._running)
+        self.close()
+        log = (self._scratch / "fork-server.log").read_bytes()[-worker_program.TAIL_BYTES :].decode("utf-8", "replace")
+        return [Ended(id, None, None, now - running.started, 0, log, running.timed_out) for id, running in lost.items()]
