@@ -1,0 +1,113 @@
+"""Both forms of latent attention: the references against float64, the kernels against the references and each other."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from operator_runs import NUMPY_DTYPE, reference
+
+from dsr1build.errors import InvalidInput
+from dsr1build.graph.model import TensorType
+from dsr1build.graph.signature import Signature
+from dsr1build.ops.emitter import Emitter, Value
+from dsr1build.ops.latent_attention import LATENT_ATTENTION_ABSORBED, LATENT_ATTENTION_EXPANDED
+
+FORMS = [LATENT_ATTENTION_EXPANDED, LATENT_ATTENTION_ABSORBED]
+CONTEXT = 48
+# heads, nope, rope, value, latent: the scaled-down R1 with nope != value, and widths that no vector divides.
+SMALL = {"heads": 4, "nope": 16, "rope": 8, "value": 24, "latent": 32}
+ODD = {"heads": 3, "nope": 6, "rope": 2, "value": 5, "latent": 12}
+
+
+def types_of(size, dtype="f32"):
+    width = size["latent"] + size["rope"]
+    return (
+        TensorType("f32", ("tokens", size["heads"] * (size["nope"] + size["rope"]))),
+        TensorType("f32", ("context", width)),
+        TensorType(dtype, (size["heads"] * (size["nope"] + size["value"]), size["latent"])),
+        TensorType("i64", ()),
+    )
+
+
+def attributes_of(size):
+    return {k: size[k] for k in ("heads", "nope", "rope", "value")} | {"scale": 0.31}
+
+
+def arrays_of(size, tokens, past, dtype="f32", seed=0):
+    rng = np.random.default_rng(seed)
+    q, cache, w, _ = types_of(size)
+    return {
+        "q": rng.standard_normal((tokens, q.shape[1]), dtype=np.float32),
+        "cache": rng.standard_normal((CONTEXT, cache.shape[1]), dtype=np.float32),
+        "w_kvb": (rng.standard_normal(w.shape) / 4).astype(NUMPY_DTYPE[dtype]),
+        "past": np.int64(past),
+    }
+
+
+def attention_in_float64(size, arrays, scale=0.31):
+    """Written head by head and row by row from the definition of the unabsorbed form."""
+    q, cache, w = (arrays[n].astype(np.float64) for n in ("q", "cache", "w_kvb"))
+    past, nope, latent = int(arrays["past"]), size["nope"], size["latent"]
+    out = np.zeros((len(q), size["heads"] * size["value"]))
+    for h in range(size["heads"]):
+        of_head = w[h * (nope + size["value"]) : (h + 1) * (nope + size["value"])]
+        for t in range(len(q)):
+            query = q[t, h * (nope + size["rope"]) : (h + 1) * (nope + size["rope"])]
+            rows = cache[: past + t + 1]
+            keys, values = rows[:, :latent] @ of_head[:nope].T, rows[:, :latent] @ of_head[nope:].T
+            scores = scale * (keys @ query[:nope] + rows[:, latent:] @ query[nope:])
+            p = np.exp(scores - scores.max())
+            out[t, h * size["value"] : (h + 1) * size["value"]] = p @ values / p.sum()
+    return out
+
+
+def relative_error(got, expected):
+    return np.abs(got - expected).max() / np.ptp(expected)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize(("tokens", "past"), [(1, 0), (1, 37), (5, 0), (3, 37)])
+@pytest.mark.parametrize("size", [SMALL, ODD], ids=["small", "odd"])
+def test_reference_is_attention_over_the_expanded_latents(form, size, tokens, past, dtype):
+    arrays = arrays_of(size, tokens, past, dtype)
+    (got,) = reference(form, types_of(size, dtype), attributes_of(size), arrays)
+    assert relative_error(got, attention_in_float64(size, arrays)) < form.tolerance
+
+
+def test_reference_applies_block_scales():
+    size = {"heads": 2, "nope": 80, "rope": 4, "value": 72, "latent": 130}
+    types = (*types_of(size, "f8e4m3fn"), TensorType("f32", (3, 2)))
+    arrays = arrays_of(size, 2, 3)
+    stored = arrays["w_kvb"].astype(ml_dtypes.float8_e4m3fn)
+    scale = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(3, 2)
+    factor = np.kron(scale, np.ones((128, 128)))[: stored.shape[0], : stored.shape[1]]
+    for form in FORMS:
+        (got,) = reference(form, types, attributes_of(size), arrays | {"w_kvb": stored, "scale_kvb": scale})
+        expected = attention_in_float64(size, arrays | {"w_kvb": stored.astype(np.float64) * factor})
+        assert relative_error(got, expected) < form.tolerance
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+def test_block_scales_are_planned_but_not_lowered(form):
+    size = SMALL
+    types = (*types_of(size, "f8e4m3fn"), TensorType("f32", (2, 1)))
+    assert form.infer(types, attributes_of(size)) == (TensorType("f32", ("tokens", 96)),)
+    q, cache, w, _, scale = (Value(f"%a{k}", t) for k, t in enumerate(types))
+    with pytest.raises(InvalidInput, match="FP8 weights with block scales can be planned but not compiled yet"):
+        form.lower(Emitter(Signature((), ("tokens", "past", "context")), None), (q, cache, w, scale), attributes_of(size))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+def test_operands_that_do_not_fit_are_named(form):
+    q, cache, w, past = types_of(SMALL)
+    cases = [
+        ((TensorType("f32", ("tokens", 95)), cache, w, past), "q is f32[tokens, 95], expected 4 heads of 16 + 8 columns"),
+        ((q, cache, TensorType("f32", (159, 32)), past), "w_kvb is f32[159, 32], expected 4 heads of 16 + 24 rows"),
+        ((q, cache, TensorType("f32", (160, 31)), past), "w_kvb is f32[160, 31], expected a weight of shape [N, 32]"),
+        ((q, cache, w, TensorType("i32", ())), "past is i32[], expected i64[]"),
+        ((q, None, w, past), "input cache is missing"),
+    ]
+    for types, message in cases:
+        with pytest.raises(ValueError) as error:
+            form.infer(types, attributes_of(SMALL))
+        assert str(error.value) == message
