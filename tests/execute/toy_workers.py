@@ -84,7 +84,7 @@ def surroundings(fields, inputs, outputs):
         os.environ["TZ"],
         mask,
         sorted(p.name for p in Path.cwd().iterdir()),
-        os.getcwd() == os.environ["HOME"],
+        str(Path.cwd()) == os.environ["HOME"],
     ]
     (outputs / "text").write_text(repr(state))
 
