@@ -10,11 +10,13 @@ from dsr1build.graph.inline import inline_calls
 from dsr1build.graph.model import RUNTIME_DIMS, Graph, Mode, Model, Node
 from dsr1build.graph.validate import GraphTypes, check_graph
 from dsr1build.ops.registry import OPERATORS
-from dsr1build.partition.dispatch import SparseGraph, expert_dispatch, reader_counts, sparse_graph
+from dsr1build.partition.dispatch import SparseGraph, expert_dispatch, sparse_graph, values_read
 from dsr1build.partition.kernels import KernelTable, kernel_of
 from dsr1build.partition.model import ExpertDispatch, Partition, PartitionedModel
 from dsr1build.partition.order import ordered_pieces
 from dsr1build.partition.rules import Piece, apply_rules
+
+ROLES: tuple[LeafRole, ...] = ("input", "weight", "state", "dimension")
 
 
 def partition_model(model: Model, recipe: Recipe, digest: Callable[[bytes], str] = structural_digest) -> PartitionedModel:
@@ -59,6 +61,10 @@ def _cut(
         **dict.fromkeys(graph.states, "state"),
         **{name: "dimension" for name in graph.inputs if name in RUNTIME_DIMS},
     }
+    # Type and role of a value as one number: a small integer costs the collector nothing.
+    role_codes = {name: ROLES.index(role) for name, role in roles.items()}
+    codes = {name: number * len(ROLES) + role_codes.get(name, 0) for name, number in form.types.numbers.items()}
+    codes[""] = -1
     # The canonical form is a function of the key, so equal keys need no second proof: see _local_key.
     known: dict[tuple[object, ...], tuple[str, tuple[int, ...]]] = {}
     taken: dict[str, int] = {}
@@ -67,7 +73,7 @@ def _cut(
     for number in order:
         piece = pieces[number]
         members = [nodes[place] for place in piece.nodes]
-        key, local = _local_key(members, roles, form.types, exported, state_of)
+        key, local = _local_key(members, codes, exported, state_of)
         found = known.get(key)
         if found is None:
             found = known[key] = _kernel(members, local, piece, graph, form.types, roles, exported, state_of, table)
@@ -86,9 +92,9 @@ def _cut(
         for node in members:
             for value in node.outputs:
                 source[value] = partition
-    readers = reader_counts(nodes) if form.routings else {}
+    read = values_read(nodes) if form.routings else set()
     dispatches = [
-        expert_dispatch(routing, source[nodes[place].outputs[0]], source, table.kernels, readers)
+        expert_dispatch(routing, source[nodes[place].outputs[0]], source, table.kernels, read)
         for place, routing in form.routings.items()
     ]
     return tuple(out), tuple(dispatches)
@@ -112,43 +118,31 @@ def _exported(graph: Graph, form: SparseGraph, pieces: Sequence[Piece]) -> set[s
 
 
 def _local_key(
-    members: Sequence[Node],
-    roles: Mapping[str, LeafRole],
-    types: GraphTypes,
-    exported: set[str],
-    state_of: Mapping[str, str],
+    members: Sequence[Node], codes: Mapping[str, int], exported: set[str], state_of: Mapping[str, str]
 ) -> tuple[tuple[object, ...], dict[str, int]]:
     """A key within one graph that determines the canonical form of a partition, and its values numbered by first use.
 
     Complete, because it holds everything that ``canonical_form`` reads, names replaced by numbers: for each node the
-    operator or the function (a name that stands for one body within this graph) with exact attributes, the wiring as
-    value numbers in operand order (so aliases too), and for each value whether it comes from outside, then with role and
-    type, or is made inside, then with type and whether it is exported or the update of which state. Equal keys therefore
-    have equal forms up to the renaming of values; unequal keys may still have equal forms, which comparing forms decides.
+    operator or the function (a name that stands for one body within this graph) with exact attributes and the wiring as
+    value numbers (so aliases, and which values are made inside); for each value its type and role; for each result whether
+    it is exported and the update of which state. Equal keys therefore have equal forms up to the renaming of values;
+    unequal keys may still have equal forms, which comparing forms decides.
     """
     local: dict[str, int] = {}
-    shape: list[object] = []
-    numbers = types.numbers
+    number = local.setdefault
+    nodes: list[object] = []
     for node in members:
-        wiring = [node.domain, node.op]
-        for name in node.inputs:
-            number = local.get(name)
-            if number is None:
-                number = local[name] = len(local)
-                if name:
-                    shape.append((number, roles.get(name, "input"), numbers[name]))
-            wiring.append(number)  # type: ignore[arg-type]
-        wiring.append("->")
-        for name in node.outputs:
-            local[name] = len(local)
-            state = state_of.get(name)
-            updated = None if state is None else local.get(state, -1)
-            shape.append((numbers[name], name in exported, updated))
+        nodes.append((node.domain, node.op, len(node.inputs), len(node.outputs)))
+        nodes += [number(name, len(local)) for name in node.inputs]
+        nodes += [number(name, len(local)) for name in node.outputs]
         if node.attributes:
-            shape.append(encode([[name, value] for name, value in node.attributes]))
-        shape.append(tuple(wiring))
-        shape.append(len(node.outputs))
-    return tuple(shape), local
+            nodes.append(encode([[name, value] for name, value in node.attributes]))
+        for name in node.outputs:
+            nodes.append(name in exported)
+            if name in state_of:
+                # An update that is computed apart from its state has no number for it; the canonical form refuses it.
+                nodes.append(("updates", local.get(state_of[name])))
+    return (*nodes, *[codes[name] for name in local]), local
 
 
 def _kernel(

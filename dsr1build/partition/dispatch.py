@@ -80,41 +80,45 @@ def expert_dispatch(
     combine: Partition,
     source: Mapping[str, Partition],
     kernels: Mapping[str, Kernel],
-    readers: Mapping[str, int],
+    read: set[str],
 ) -> ExpertDispatch:
-    """The dispatch of one rewritten combine. ``source`` gives the partition that computes a value, ``readers`` how many
-    nodes read it.
+    """The dispatch of one rewritten combine. ``source`` gives the partition that computes a value, ``read``
+    holds the values that some node reads.
 
     Raises InvalidInput where a routed expert is not a partition of its own, the experts are different kernels, read
     different inputs, or are read by anything but the combine.
     """
     where = f"node {routing.name!r}"
-    experts: list[Partition] = []
+    roles_of = {id_: [argument.role for argument in kernel.signature.arguments] for id_, kernel in kernels.items()}
+    experts: dict[str, Partition] = {}
+    first: Partition | None = None
     for number, value in enumerate(routing.experts):
         expert = source.get(value)
-        if expert is None or expert in experts:
+        if expert is None or expert.name in experts:
             _refuse(where, f"expert {number} ({value!r}) is not a partition of its own")
-        roles = [argument.role for argument in kernels[expert.kernel].signature.arguments]
+        roles = roles_of[expert.kernel]
         if roles.count("input") != 1 or roles.count("output") != 1 or "state" in roles:
             _refuse(
                 where,
                 f"the expert partition {expert.name!r} has {roles.count('input')} inputs, {roles.count('state')} states and"
                 f" {roles.count('output')} outputs; a routed expert has one input and one output",
             )
-        if readers.get(value, 0):
+        if value in read:
             _refuse(where, f"the result of expert partition {expert.name!r} is also read outside of the combine")
-        first = experts[0] if experts else expert
+        first = first or expert
         if expert.kernel != first.kernel:
             _refuse(where, f"the experts {first.name!r} and {expert.name!r} are different kernels")
         if expert.arguments[0] != first.arguments[0]:
             _refuse(where, f"the experts {first.name!r} and {expert.name!r} read different inputs")
-        experts.append(expert)
+        experts[expert.name] = expert
+    if first is None:
+        _refuse(where, "the combine reads no experts")
     return ExpertDispatch(
         routing.name,
-        experts[0].arguments[0],
+        first.arguments[0],
         routing.weights,
         routing.mask,
-        tuple(expert.name for expert in experts),
+        tuple(experts),
         combine.name,
         routing.slots,
         routing.slot_weights,
@@ -158,10 +162,5 @@ def _refuse(where: str, message: str) -> NoReturn:
     )
 
 
-def reader_counts(nodes: Sequence[Node]) -> dict[str, int]:
-    """How many nodes read each value."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        for name in dict.fromkeys(node.inputs):
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+def values_read(nodes: Sequence[Node]) -> set[str]:
+    return {name for node in nodes for name in node.inputs}

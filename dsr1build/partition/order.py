@@ -22,11 +22,11 @@ def ordered_pieces(nodes: Sequence[Node], pieces: Sequence[Piece], reads: Mappin
     above: list[set[int]] = [set() for _ in pieces]
     for place, node in enumerate(nodes):
         number = owner[place]
-        for name in (*node.inputs, *reads.get(place, ())):
-            source = producer.get(name)
-            if source is not None and owner[source] != number:
-                below[number].add(owner[source])
-                above[owner[source]].add(number)
+        names = (*node.inputs, *reads[place]) if place in reads else node.inputs
+        for name in names:
+            if name in producer and owner[producer[name]] != number:
+                below[number].add(owner[producer[name]])
+                above[owner[producer[name]]].add(number)
     waiting = [len(sources) for sources in below]
     ready = [number for number, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
