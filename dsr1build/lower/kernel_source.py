@@ -49,6 +49,8 @@ def lower_kernel(
             destinations.setdefault(result, arguments[argument.name])
     values = {name: value for name, value in arguments.items() if value not in destinations.values()}
     settled: dict[str, Value] = {}
+    if PAST not in signature.dims and any(PAST in node.inputs for node in nodes):
+        raise ValueError(f"an operator reads {PAST!r}, which is not a dimension of the signature")
     for node in nodes:
         _lower_node(node, emitter, values, destinations, settled)
     returned = []

@@ -45,8 +45,8 @@ def function_proto(
 ) -> onnx.FunctionProto:
     """The ONNX function of an operator for these operand types and attributes, in domain ``dsr1``.
 
-    Attributes are constants of the body, so two calls with different attributes are two functions; ``overload`` tells
-    them apart. With precision ``f64`` every float of the body is a double, and so must be the f32 inputs: the measure
+    Attributes are constants of the body, rounded to float as all ONNX attributes, so two calls with different attributes
+    are two functions; ``overload`` tells them apart. With precision ``f64`` every float of the body is a double, and so must be the f32 inputs: the measure
     that a lowering is compared with. Raises onnx.parser.ParseError where the body is not valid.
     """
     inputs = formal_inputs(operator, len(types))
@@ -90,8 +90,6 @@ def model_proto(
     inputs = formal_inputs(operator, len(types))
     present = {n: t for n, t in zip(inputs, types, strict=False) if t is not None}
     calls = [n if n in present else "" for n in inputs]
-    while calls and not calls[-1]:
-        calls.pop()
     node = helper.make_node(operator.name, calls, list(operator.outputs), domain="dsr1")
     results = operator.infer(types, attributes)
     graph = helper.make_graph(
