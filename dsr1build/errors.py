@@ -37,14 +37,28 @@ class Dsr1Error(Exception):
         place = str(self.position) if self.position else self.where
         out = [f"{place}: error: {self.message}" if place else f"error: {self.message}"]
         if self.position and self.position.text.strip():
-            # Tabs are shown as one blank so that the caret stands under the right column in every terminal.
-            out += ["    " + self.position.text.replace("\t", " "), "    " + " " * (self.position.column - 1) + "^"]
+            text, column = _excerpt(self.position)
+            out += ["    " + text, "    " + " " * (column - 1) + "^"]
         if self.hint:
             out.append(f"help: {self.hint}")
         return "\n".join(out)
 
     def __str__(self) -> str:
         return self.render()
+
+
+_LONGEST_LINE = 160
+
+
+def _excerpt(position: Position) -> tuple[str, int]:
+    """The line to show and the caret's column in it; of a long line, only what stands around the place."""
+    # Tabs are shown as one blank so that the caret stands under the right column in every terminal.
+    text = position.text.replace("\t", " ")
+    if len(text) <= _LONGEST_LINE:
+        return text, position.column
+    start = max(0, min(position.column - 1 - _LONGEST_LINE // 2, len(text) - _LONGEST_LINE))
+    before, after = "..." if start else "", "..." if start + _LONGEST_LINE < len(text) else ""
+    return before + text[start : start + _LONGEST_LINE] + after, position.column - start + len(before)
 
 
 class BuildFailed(Dsr1Error):

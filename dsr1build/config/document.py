@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 import yaml
 
-from dsr1build.config.scalars import AmbiguousScalar, ScalarValue, resolve_plain
+from dsr1build.config.scalars import AmbiguousScalar, ScalarValue, resolve_plain, shown_text
 from dsr1build.errors import InvalidInput, Position
 
 LARGEST_FILE = 1 << 20
@@ -142,12 +142,10 @@ def missing_file_hint(path: Path) -> str:
     from difflib import get_close_matches
 
     parent = path.parent
-    if not parent.is_dir():
-        return f"The directory {parent.name or parent} does not exist either; check the path."
     try:
         names = sorted(entry.name for entry in parent.iterdir())
     except OSError:
-        names = []
+        return f"There is no directory {shown_text(parent.name or str(parent))} that could be read either; check the path."
     close = get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"Did you mean {close[0]}?" if close else "Check the path; a relative path is relative to the file that names it."
 
@@ -280,7 +278,7 @@ class _Builder:
         position = self.at(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             raise InvalidInput(
-                f"the alias `*{event.anchor}` is not allowed: values are written out here",
+                f"the alias `*{shown_text(event.anchor or '')}` is not allowed: values are written out here",
                 position=position,
                 hint="Write the value in place of the alias.",
             )
@@ -288,13 +286,13 @@ class _Builder:
             raise AssertionError(f"{type(event).__name__} cannot begin a value")
         if event.anchor is not None:
             raise InvalidInput(
-                f"the anchor `&{event.anchor}` is not allowed: values are written out here",
+                f"the anchor `&{shown_text(event.anchor)}` is not allowed: values are written out here",
                 position=position,
                 hint="Remove the anchor and write the value wherever it is needed.",
             )
         if event.tag is not None:
             raise InvalidInput(
-                f"the tag `{_short_tag(event.tag)}` is not allowed",
+                f"the tag `{shown_text(_short_tag(event.tag))}` is not allowed",
                 position=position,
                 hint="Write the plain value; the type follows from the key.",
             )
@@ -333,7 +331,7 @@ class _Builder:
                 raise InvalidInput("a key must be text", position=key.position, hint="Write `key: value`.")
             if first := entries.get(key.text):
                 raise InvalidInput(
-                    f"the key `{key.text}` appears twice",
+                    f"the key `{shown_text(key.text)}` appears twice",
                     position=key.position,
                     hint=f"It is given in line {first.position.line} already; keep one of the two.",
                 )

@@ -5,6 +5,7 @@ A relative path is relative to the file that names it. A recipe, target or profi
 """
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import BaseModel
 
 from dsr1build.config.document import missing_file_hint, read_document
+from dsr1build.config.scalars import shown_text
 from dsr1build.config.schema import BuildFile, Profile, Recipe, Target
 from dsr1build.config.validate import validate
 from dsr1build.errors import EnvironmentUnfit, InvalidInput, Position
@@ -153,24 +155,37 @@ def _model_source(build: BuildFile, place_of: Callable[[str, str], _Place]) -> M
     assert text is not None
     place = place_of("model", key)
     path = _absolute(place.directory, text)
-    if not path.exists():
+    kind = _kind_of(path, place)
+    if kind is None:
         what = "checkpoint directory" if key == "checkpoint" else "configuration"
         raise place.fail(f"the {what} `{text}` does not exist", missing_file_hint(path))
     if key == "checkpoint":
-        if not path.is_dir():
+        if kind != "directory":
             raise place.fail(f"the checkpoint `{text}` is not a directory", "Name the directory that holds config.json.")
         return CheckpointSource(path, place.position)
-    if not path.is_file():
+    if kind != "file":
         raise place.fail(f"the configuration `{text}` is not a file", "Name a config.json, or use `checkpoint`.")
     assert model.weights is not None
     return ConfigSource(path, model.weights.random.seed, place.position)
+
+
+def _kind_of(path: Path, place: _Place) -> Literal["file", "directory", "other"] | None:
+    """What a path leads to; None where there is nothing. A path that cannot be followed is an error at its place."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise place.fail(f"`{shown_text(str(path))}` cannot be read: {reason}", "Check the path and its permissions.") from None
+    return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
 def _load_named(text: str, shelf: Shelf, schema: type[Section], place: _Place) -> tuple[Section, Path]:
     """Read the file that ``text`` names: a path, or the name of a shipped file. Gives the content and the path."""
     if "/" in text or text.endswith((".yaml", ".yml")):
         path = _absolute(place.directory, text)
-        if not path.exists():
+        if _kind_of(path, place) is None:
             raise place.fail(f"the {_WORDS[shelf]} `{text}` does not exist", missing_file_hint(path))
         shown = text if Path(text).is_absolute() else os.path.normpath(Path(place.shown) / text)
         return validate(read_document(path, shown), schema), path

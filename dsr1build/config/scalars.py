@@ -38,6 +38,12 @@ class AmbiguousScalar(ValueError):
         self.hint = hint
 
 
+def shown_text(text: str) -> str:
+    """Text of a file as a message shows it: on one line, without control characters, not too long."""
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:61])
+    return clean if len(text) <= 60 else f"{clean[:57]}..."
+
+
 def resolve_plain(text: str) -> ScalarValue:
     """The value of an unquoted scalar. Raises AmbiguousScalar where YAML 1.1 and YAML 1.2 differ."""
     if text in _NULL:
@@ -63,10 +69,10 @@ def _refuse_ambiguous(text: str) -> None:
         )
     if not text[0].isdigit() and text[0] not in "+-":
         return
-    if len(text) > _LONGEST_NUMBER and text.lstrip("+-").isdecimal():
+    if len(text) > _LONGEST_NUMBER and re.fullmatch(r"[-+0-9a-fA-Fox_:.]+", text):
         raise AmbiguousScalar(
-            f"a number of {len(text.lstrip('+-'))} digits is too long",
-            f"Write at most {_LONGEST_NUMBER} digits, or put the text in quotes.",
+            f"a number of {len(text)} characters is too long",
+            f"Write at most {_LONGEST_NUMBER} characters, or put the text in quotes.",
         )
     if _SEXAGESIMAL.fullmatch(text):
         value = _sexagesimal(text)
@@ -96,8 +102,8 @@ def _refuse_ambiguous(text: str) -> None:
         )
     if _DATE.fullmatch(text):
         raise AmbiguousScalar(
-            f"`{text}` is a date to some YAML readers and text to others",
-            f'Write "{text}" in quotes for the text.',
+            f"`{shown_text(text)}` is a date to some YAML readers and text to others",
+            f'Write "{shown_text(text)}" in quotes for the text.',
         )
 
 

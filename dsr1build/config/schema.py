@@ -11,9 +11,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from dsr1build.config.scalars import shown_text
+
 Kind: TypeAlias = Literal["embedding", "norm", "attention", "ffn", "expert", "gating", "combine", "head", "other"]
 KindOrAll: TypeAlias = Literal["all", "embedding", "norm", "attention", "ffn", "expert", "gating", "combine", "head", "other"]
 ScheduleName: TypeAlias = Literal["map1", "map2", "map3", "dot", "serial"]
+ScheduleOption: TypeAlias = Literal["rows", "tokens"]
+PassGroup: TypeAlias = Literal["parse", "bufferize", "lower", "optimize", "codegen"]
 
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 MODULE_PATTERN = r"([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\})(\.([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\}))*"
@@ -31,7 +35,7 @@ def _text(pattern: str, what: str, hint: str, longest: int = 200) -> Any:
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value) or len(value) > longest:
-            raise fault(f"`{value}` is not {what}", hint)
+            raise fault(f"`{shown_text(value)}` is not {what}", hint)
         return value
 
     schema = {"type": "string", "pattern": f"^{pattern}$", "maxLength": longest}
@@ -43,6 +47,24 @@ def _check_path(value: str) -> str:
         raise fault("the path is empty", "Write a path, relative to this file or absolute.")
     if not value.isprintable():
         raise fault("the path holds a control character", "Write the path on one line, without escapes.")
+    return value
+
+
+def _check_version(value: int) -> int:
+    if value != 1:
+        raise fault(f"version {value} of this form is unknown", "Write `version: 1`, or use a newer dsr1build.")
+    return value
+
+
+def _check_block_size(value: int) -> int:
+    if value not in (1, 2, 4, 8, 16, 32, 64):
+        raise fault(f"{value} is not a block size", "Write a power of two from 1 to 64.")
+    return value
+
+
+def _check_passes(value: str) -> str:
+    if not value.isprintable():
+        raise fault("the passes hold a line end or a control character", "Write them on one line, or fold them with `>-`.")
     return value
 
 
@@ -59,7 +81,7 @@ def describe(value: object) -> str:
     if isinstance(value, int | float):
         return f"the number {value}"
     if isinstance(value, str):
-        return f'the text "{value}"' if len(value) <= 60 else f'the text "{value[:57]}..."'
+        return f'the text "{shown_text(value)}"'
     if isinstance(value, tuple):
         return "a list"
     if isinstance(value, dict):
@@ -85,7 +107,11 @@ Tokens: TypeAlias = Annotated[
     PlainValidator(_check_tokens),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": LARGEST_TOKENS}, {"const": "chunk"}]}),
 ]
-Positive: TypeAlias = Annotated[int, Field(ge=1, le=1 << 20)]
+Version: TypeAlias = Annotated[int, AfterValidator(_check_version), WithJsonSchema({"const": 1})]
+BlockSize: TypeAlias = Annotated[
+    int, AfterValidator(_check_block_size), WithJsonSchema({"type": "integer", "enum": [1, 2, 4, 8, 16, 32, 64]})
+]
+PassText: TypeAlias = Annotated[str, AfterValidator(_check_passes), WithJsonSchema({"type": "string"})]
 ContextLength: TypeAlias = Annotated[int, Field(ge=1, le=1 << 30)]
 
 
@@ -159,7 +185,7 @@ class ModelSource(_Section):
 class BuildFile(_Section):
     """BUILD.yaml: what to build, how, for which targets, and where to."""
 
-    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    version: Version = Field(description="Version of this form.", examples=[1])
     name: Name = Field(description="Name of the build; bundles go to `<output>/<name>/<target>/`.", examples=["r1-mini"])
     model: ModelSource = Field(description="What is built.")
     recipe: PathText = Field(
@@ -252,8 +278,8 @@ class Specializations(_Section):
         return self
 
 
-Schedules: TypeAlias = Mapping[ScheduleName, Mapping[Name, Positive]]
-Passes: TypeAlias = Mapping[Name, str]
+Schedules: TypeAlias = Mapping[ScheduleName, Mapping[ScheduleOption, BlockSize]]
+Passes: TypeAlias = Mapping[PassGroup, PassText]
 
 
 class Pipeline(_Section):
@@ -261,16 +287,22 @@ class Pipeline(_Section):
 
     schedules: Schedules = Field(
         default_factory=dict,
-        description="Sizes of the loop schedules, by schedule and parameter.",
+        description="Block sizes of the loop schedules: for `dot`, the `rows` of weights of one work item and the `tokens`"
+        " of one block.",
         examples=[{"dot": {"rows": 4, "tokens": 4}}],
     )
-    passes: Passes = Field(default_factory=dict, description="MLIR pass pipelines, by pass group.")
+    passes: Passes = Field(
+        default_factory=dict,
+        description="Replacements of pass groups: `parse`, `bufferize` and `lower` are lists of MLIR passes, `optimize` and"
+        " `codegen` the options of LLVM's `opt` and `llc`.",
+        examples=[{"optimize": "-O2"}],
+    )
 
 
 class Recipe(_Section):
     """A recipe: how a model is cut into partitions and for which sizes its kernels are compiled."""
 
-    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    version: Version = Field(description="Version of this form.", examples=[1])
     name: Name = Field(description="Name of the recipe.", examples=["deepseek_v3"])
     architectures: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
         description="The `model_type`s that the recipe is for.", examples=[["deepseek_v3"]]
@@ -303,7 +335,7 @@ class Recipe(_Section):
 class Target(_Section):
     """A target: what to compile for, and with which toolchain."""
 
-    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    version: Version = Field(description="Version of this form.", examples=[1])
     name: Name = Field(description="Name of the target, and of the bundle's directory.", examples=["x86-64-v3"])
     triple: ToolWord = Field(description="LLVM target triple.", examples=["x86_64-unknown-linux-gnu"])
     cpu: ToolWord = Field(
@@ -317,11 +349,9 @@ class Target(_Section):
         default="llvm-cpu", description="The toolchain: `llvm-cpu` is upstream MLIR and LLVM for the CPU."
     )
     schedules: Schedules = Field(
-        default_factory=dict, description="Default sizes of the loop schedules, by schedule and parameter."
+        default_factory=dict, description="Block sizes of the loop schedules, in place of the toolchain's own; as in a recipe."
     )
-    passes: Passes = Field(
-        default_factory=dict, description="MLIR pass pipelines, by pass group, in place of the toolchain's own."
-    )
+    passes: Passes = Field(default_factory=dict, description="Replacements of the toolchain's own pass groups; as in a recipe.")
 
 
 class LocalCache(_Section):
@@ -337,6 +367,6 @@ class LocalCache(_Section):
 class Profile(_Section):
     """A cache profile: which caches to use."""
 
-    version: Literal[1] = Field(description="Version of this form.", examples=[1])
+    version: Version = Field(description="Version of this form.", examples=[1])
     name: Name = Field(description="Name of the profile.", examples=["local"])
     local: LocalCache = Field(default_factory=LocalCache, description="The cache on this machine.")

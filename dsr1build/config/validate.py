@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dsr1build.config.document import Document, Entries, Items, Node, Scalar, Step, to_data
+from dsr1build.config.scalars import shown_text
 from dsr1build.config.schema import describe
 from dsr1build.errors import InvalidInput, Position
 
@@ -70,7 +71,12 @@ def _to_message(document: Document, schema: type[BaseModel], error: ErrorDetails
     if kind == "extra_forbidden":
         known = list(_fields(_annotation(schema, loc[:-1])))
         owner = f" in {_dotted(loc[:-1])}" if len(loc) > 1 else ""
-        return _ranked(0, f"unknown key `{loc[-1]}`{owner}", key_position, _choices(str(loc[-1]), known, "The keys here are"))
+        return _ranked(
+            0,
+            f"unknown key `{shown_text(str(loc[-1]))}`{owner}",
+            key_position,
+            _choices(str(loc[-1]), known, "The keys here are"),
+        )
     if kind == "missing":
         owner = f" in {_dotted(loc[:-1])}" if len(loc) > 1 else ""
         field = _fields(_annotation(schema, loc[:-1]))[str(loc[-1])]
@@ -80,7 +86,8 @@ def _to_message(document: Document, schema: type[BaseModel], error: ErrorDetails
     if kind == "fault":
         return _ranked(1, context["message"], node.position if loc else document.root.position, context["hint"])
     message, hint = _value_message(kind, name, error["input"], context)
-    return _ranked(1, message, node.position, hint)
+    # A list whose items are wrong is called too short as well; that is the last thing to say about it.
+    return _ranked(3 if kind == "too_short" else 1, message, node.position, hint)
 
 
 def _key_message(document: Document, schema: type[BaseModel], error: ErrorDetails) -> tuple[_Rank, InvalidInput]:
@@ -91,7 +98,7 @@ def _key_message(document: Document, schema: type[BaseModel], error: ErrorDetail
     if error["type"] == "literal_error":
         allowed = [str(choice) for choice in get_args(get_args(_annotation(schema, tuple(parents)))[0])]
         hint = _choices(str(key), allowed, "The keys here are")
-        return _ranked(0, f"unknown key `{key}` in {_dotted(tuple(parents))}", position, hint)
+        return _ranked(0, f"unknown key `{shown_text(str(key))}` in {_dotted(tuple(parents))}", position, hint)
     return _ranked(0, context.get("message", error["msg"]), position, context.get("hint", ""))
 
 
@@ -102,8 +109,11 @@ def _value_message(kind: str, name: str, value: object, context: Mapping[str, An
     if kind == "literal_error":
         allowed = [part.strip("' ") for part in context["expected"].replace(" or ", ",").split(",")]
         one = f"`{allowed[0]}`" if len(allowed) == 1 else "one of " + ", ".join(f"`{choice}`" for choice in allowed)
+        message = f"{name} must be {one}, but is {describe(value)}"
+        if str(value) in allowed:
+            return message, f"Write {value} without quotes."
         close = get_close_matches(str(value), allowed, n=1)
-        return f"{name} must be {one}, but is {describe(value)}", f"Did you mean `{close[0]}`?" if close else f"Write {one}."
+        return message, f"Did you mean `{close[0]}`?" if close else f"Write {one}."
     bounds = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le"), "less_than": ("less than", "lt")}
     if kind in bounds:
         words, key = bounds[kind]
@@ -141,7 +151,7 @@ def _dotted(loc: tuple[Step, ...]) -> str:
     """A path in the file as text: ``partitions[0].kind`` in backquotes."""
     out = ""
     for step in loc:
-        out += f"[{step}]" if isinstance(step, int) else f".{step}" if out else step
+        out += f"[{step}]" if isinstance(step, int) else f"{'.' if out else ''}{shown_text(step)}"
     return f"`{out}`"
 
 
