@@ -29,8 +29,9 @@ _SCRATCH_PREFIX = "dsr1build-work-"
 class Options:
     """``jobs`` actions run at once. With ``keep_going`` a failure stops only what depends on it.
 
-    ``save_temps`` is a directory that takes what compile actions leave in ``save-temps/`` of their own directory; they
-    then run even where the cache holds their results. ``import_path`` is searched for workers beside the package.
+    ``save_temps`` is a directory that takes what the workers of compile actions leave in the directory that they are then
+    given as a fourth argument, by the action's label; these actions run even where the cache holds their results.
+    ``import_path`` is searched for workers beside the package.
     """
 
     jobs: int = field(default_factory=lambda: usable_cpus())
@@ -59,26 +60,37 @@ class _Job:
     directory: Path
 
 
-def run_actions(actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit) -> Outcome:
+def run_actions(
+    actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit, contents: Mapping[str, bytes] | None = None
+) -> Outcome:
     """Run ``actions`` (id -> action, in an order in which inputs come first) and tell each step to ``emit``.
 
+    ``contents`` holds, by digest, the blobs of fields that no action makes; it may grow while fields are computed.
     A failed action publishes nothing. Raises EnvironmentUnfit where there is no room for temporary files; after any
     exception, KeyboardInterrupt among them, no process of the build is left.
     """
     with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.limits, options.import_path)) as server:
-        return _Run(actions, store, options, emit, scratch, server).run()
+        return _Run(actions, store, options, emit, {} if contents is None else contents, scratch, server).run()
 
 
 class _Run:
     """The state of one execution of an action graph."""
 
     def __init__(
-        self, actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit, scratch: Path, server: ForkServer
+        self,
+        actions: Mapping[str, Action],
+        store: LocalStore,
+        options: Options,
+        emit: Emit,
+        contents: Mapping[str, bytes],
+        scratch: Path,
+        server: ForkServer,
     ) -> None:
         self.actions = actions
         self.store = store
         self.options = options
         self.emit = emit
+        self.contents = contents
         self.scratch = scratch
         self.server = server
         self.results: dict[str, ActionResult] = {}
@@ -116,13 +128,17 @@ class _Run:
 
     def _look_up(self, id: str) -> None:
         action = self.actions[id]
-        fields = action.fields({source: self.results[source] for source in action.inputs})
+        try:
+            fields = action.fields({source: self.results[source] for source in action.inputs})
+        except BlobLost as lost:
+            self._make_again(action, lost)
+            return
         key = sha256_hex(encode(fields))
         if key in self.waiting_for_key:
             # An action with the same key runs already, for example one kernel for two targets that differ in name alone.
             self.waiting_for_key[key].append(id)
             return
-        if id not in self.forced and not (self.options.save_temps and action.kind == "compile"):
+        if id not in self.forced and not self._keeps_temps(action):
             result = self.store.lookup(key)
             if result is not None:
                 self._hit(action, result)
@@ -148,9 +164,11 @@ class _Run:
     def _start(self, id: str) -> None:
         job = self.jobs[id]
         try:
-            _prepare(job, self.store, self.options.save_temps is not None)
+            self._prepare(job)
         except BlobLost as lost:
-            self._make_again(id, lost)
+            del self.jobs[id]
+            self.ready.extend(self.waiting_for_key.pop(job.key))
+            self._make_again(job.action, lost)
             return
         except OSError as error:
             raise EnvironmentUnfit(
@@ -158,17 +176,29 @@ class _Run:
                 hint="free some space there, or set TMPDIR to a directory on another disk",
             ) from error
         self.emit(Started(id, job.action.kind, job.action.label))
-        self.server.run(id, job.action.worker, job.action.preload, job.directory)
+        self.server.run(id, job.action.worker, job.action.preload, job.directory, self._keeps_temps(job.action))
 
-    def _make_again(self, id: str, lost: BlobLost) -> None:
-        """A file that was there at look-up is gone: run the action that makes it, then come back to ``id``."""
-        job = self.jobs.pop(id)
-        self.ready.extend(self.waiting_for_key.pop(job.key))
-        sources = [s for s in job.action.inputs if lost.ref in self.results[s].outputs.values() and s not in self.forced]
+    def _prepare(self, job: _Job) -> None:
+        """Lay out the action's directory. Raises BlobLost and OSError."""
+        shutil.rmtree(job.directory, ignore_errors=True)
+        for name in ("inputs", "outputs", "work"):
+            (job.directory / name).mkdir(parents=True)
+        (job.directory / "fields").write_bytes(encode(job.fields))
+        for ref in blob_refs(job.fields):
+            target = job.directory / "inputs" / ref.sha256
+            content = self.contents.get(ref.sha256)
+            if content is None:
+                self.store.materialize(ref, target)
+            else:
+                target.write_bytes(content)
+
+    def _make_again(self, action: Action, lost: BlobLost) -> None:
+        """A file that was there at look-up is gone: run the action that makes it, then come back to ``action``."""
+        sources = [s for s in action.inputs if lost.ref in self.results[s].outputs.values() and s not in self.forced]
         if not sources:
-            self._fail(job.action, f"its input {lost.ref.sha256} is missing or damaged and cannot be made again", "")
+            self._fail(action, f"its input {lost.ref.sha256} is missing or damaged and cannot be made again", "")
             return
-        self.awaited[id].update(sources)
+        self.awaited[action.id].update(sources)
         for source in sources:
             self.forced.add(source)
             if source in self.hits:
@@ -195,7 +225,7 @@ class _Run:
                     f"the outputs of {action.label} cannot be kept: {error.strerror}",
                     hint="free some space in the cache's directory or in the temporary directory (TMPDIR)",
                 ) from error
-            if self.options.save_temps is not None and action.kind == "compile":
+            if self.options.save_temps is not None and self._keeps_temps(action):
                 _keep_temps(job, self.options.save_temps)
             self.executed.append(action.id)
             self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
@@ -205,20 +235,12 @@ class _Run:
                 self._hit(self.actions[waiter], result)
         shutil.rmtree(job.directory, ignore_errors=True)
 
+    def _keeps_temps(self, action: Action) -> bool:
+        return self.options.save_temps is not None and action.kind == "compile"
+
     def _fail(self, action: Action, reason: str, output: str) -> None:
         self.failed.append(action.id)
         self.emit(Failed(action.id, action.kind, action.label, reason, output))
-
-
-def _prepare(job: _Job, store: LocalStore, save_temps: bool) -> None:
-    shutil.rmtree(job.directory, ignore_errors=True)
-    for name in ("inputs", "outputs", "work"):
-        (job.directory / name).mkdir(parents=True)
-    if save_temps and job.action.kind == "compile":
-        (job.directory / "work" / "save-temps").mkdir()
-    (job.directory / "fields").write_bytes(encode(job.fields))
-    for ref in blob_refs(job.fields):
-        store.materialize(ref, job.directory / "inputs" / ref.sha256)
 
 
 def _collect(outputs: Path, required: tuple[str, ...]) -> tuple[dict[str, Path], str]:
@@ -259,7 +281,7 @@ def _last_lines(text: str) -> str:
 
 
 def _keep_temps(job: _Job, directory: Path) -> None:
-    source = job.directory / "work" / "save-temps"
+    source = job.directory / "temps"
     name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in job.action.label)
     shutil.copytree(source, directory / name, dirs_exist_ok=True)
 

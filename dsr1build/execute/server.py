@@ -72,8 +72,10 @@ class ForkServer:
     def running(self) -> int:
         return len(self._running)
 
-    def run(self, id: str, worker: str, preload: Iterable[str], directory: Path) -> None:
-        """Start an action in ``directory`` (see ``dsr1build.execute.worker``); ``wait`` tells its end."""
+    def run(self, id: str, worker: str, preload: Iterable[str], directory: Path, temps: bool = False) -> None:
+        """Start an action in ``directory`` (see ``dsr1build.execute.worker``); ``wait`` tells its end.
+
+        With ``temps`` the worker keeps its intermediate files in ``directory/temps``."""
         now = time.monotonic()
         self._running[id] = _Running(now + self._limits.seconds, now)
         limits = {
@@ -82,7 +84,7 @@ class ForkServer:
             "file_size": self._limits.file_size,
         }
         request = {"run": id, "worker": worker, "preload": list(preload), "directory": str(directory), "limits": limits}
-        self._send(request)
+        self._send({**request, "temps": temps})
 
     def wait(self, timeout: float | None = None) -> list[Ended]:
         """The actions that ended since; waits for the first, at most ``timeout`` seconds. Kills those out of time."""

@@ -4,14 +4,15 @@ It is started by ``dsr1build.execute.engine`` as ``python -s -P worker.py`` with
 actions ask for once (importing mlir costs half a second), and forks for each action. It stays single-threaded, which
 is asserted before each fork. It talks JSON, one object a line, on its standard input and output::
 
-    -> {"run": id, "worker": "module:function", "preload": [module..], "directory": path, "limits": {..}}
+    -> {"run": id, "worker": "module:function", "preload": [module..], "directory": path, "limits": {..}, "temps": bool}
     -> {"kill": id}
     <- {"ended": id, "exit": code or null, "signal": number or null, "seconds": s, "peak": bytes, "tail": text}
 
 ``directory`` holds ``fields`` (their canonical encoding), ``inputs/``, ``outputs/`` and ``work/``, the current directory and
-temporary directory of the action. An action is its own process group with limits of its own; what is left of the group
-when its leader ends is killed. Its standard output and error are read by the server, which keeps the last lines.
-At the end of its input the server kills what runs and ends, so nothing outlives the builder.
+temporary directory of the action; with ``temps`` the worker gets ``temps/`` there for its intermediate files. An action is
+its own process group with limits of its own; what is left of the group when its leader ends is killed. Its standard output
+and error are read by the server, which keeps the last lines. At the end of its input the server kills what runs and ends,
+so nothing outlives the builder.
 """
 
 import contextlib
@@ -176,7 +177,7 @@ def _child(request: dict[str, Any], mapped: int, log: int) -> NoReturn:
         os.chdir(work)
         os.environ.update(HOME=str(work), TMPDIR=str(work))
         _limit(request["limits"], mapped)
-        _call(request["worker"], directory)
+        _call(request["worker"], directory, request["temps"])
         code = 0
     except SystemExit as request_to_exit:
         wanted = request_to_exit.code
@@ -206,12 +207,16 @@ def _limit(limits: dict[str, int], mapped: int) -> None:
     set_limit(resource.RLIMIT_CORE, 0)
 
 
-def _call(worker: str, directory: Path) -> None:
+def _call(worker: str, directory: Path, temps: bool) -> None:
     from dsr1build.digest import decode
 
     module, _, function = worker.partition(":")
     call = getattr(importlib.import_module(module), function)
-    call(decode((directory / "fields").read_bytes()), directory / "inputs", directory / "outputs")
+    arguments = [decode((directory / "fields").read_bytes()), directory / "inputs", directory / "outputs"]
+    if temps:
+        (directory / "temps").mkdir()
+        arguments.append(directory / "temps")
+    call(*arguments)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from dsr1build.cache.store import LocalStore
+from dsr1build.digest import BlobRef, sha256_hex
 from dsr1build.execute.engine import Options, run_actions, usable_cpus
 from dsr1build.execute.events import EVENT_SCHEMA, Failed, Finished, Hit, Started, to_json
 from dsr1build.execute.server import Limits
@@ -205,11 +206,19 @@ def test_a_blob_that_vanishes_after_its_look_up_is_made_again(store):
     assert content(store, build.outcome, "j", "sub/joined") == b"LEFT"
 
 
+def test_blobs_that_no_action_makes_come_from_the_plan(store):
+    ref = BlobRef(sha256_hex(b"source"))
+    action = Action("j", "link", "j", "toy_workers:join", (), lambda results: {"parts": [ref]}, ("sub/joined",))
+    with LocalStore(store, print) as local:
+        outcome = run_actions({"j": action}, local, Options(1, import_path=(HERE,)), lambda event: None, {ref.sha256: b"source"})
+        assert local.read_blob(outcome.results["j"].outputs["sub/joined"]) == b"source"
+
+
 def test_save_temps_keeps_what_a_compile_leaves_and_runs_it_even_when_cached(store, tmp_path):
     Build(store, toy("a", "upper", text="x"))
     build = Build(store, toy("a", "upper", text="x"), save_temps=tmp_path / "temps")
     assert build.outcome.executed == ("a",)
-    assert (tmp_path / "temps/toy-a").is_dir()
+    assert (tmp_path / "temps/toy-a/00-parse.mlir").read_text() == "x"
 
 
 BUILDER = """

@@ -10,7 +10,9 @@ from pathlib import Path
 from dsr1build.digest import BlobRef
 
 
-def upper(fields, inputs, outputs):
+def upper(fields, inputs, outputs, temps=None):
+    if temps:
+        (temps / "00-parse.mlir").write_text(fields["text"])
     (outputs / "text").write_bytes(fields["text"].upper().encode())
 
 
