@@ -8,6 +8,7 @@ puts weights at an odd address: what a kernel may not do shows at once.
 """
 
 import ctypes
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class LoadedKernel:
         for phase, count in enumerate(items):
             function = self._function(f"__p{phase}")
             cuts = [count * k // splits for k in range(splits + 1)]
-            for lo, hi in [*zip(cuts, cuts[1:], strict=False), (0, 0), (count, count)]:
+            for lo, hi in [*itertools.pairwise(cuts), (0, 0), (count, count)]:
                 local.poison()
                 function(
                     pointers,

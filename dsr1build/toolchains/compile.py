@@ -17,7 +17,7 @@ from dsr1build.toolchains.outline import Outlined, outline
 from dsr1build.toolchains.pipeline import run_passes
 from dsr1build.toolchains.rewrite import all_operations, expand_exp, loads_at_any_address, use_fma
 from dsr1build.toolchains.schedule import schedule_kernel
-from dsr1build.toolchains.target import KERNEL_SCHEMA_VERSION, TOOL_GROUPS, kernel_symbol
+from dsr1build.toolchains.target import KERNEL_SCHEMA_VERSION, kernel_symbol
 
 Keep = Callable[[str, str], None]
 
@@ -50,7 +50,8 @@ def compile_kernel(fields: Fields, inputs: Path, outputs: Path, temps: Path | No
 
 def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, keep: Keep) -> tuple[str, Outlined]:
     """From kernel text to LLVM IR; ``keep(step, ir)`` is called after every step. Raises BuildFailed."""
-    groups: dict[str, str] = {name: passes for name, passes in fields["pipeline"]}  # type: ignore[misc, union-attr]
+    groups = _pipeline(fields)
+    options: Any = fields["schedules"]
     fma = cpu.has_fma(fields["target"])
     context = ir.Context()
     # Worker processes are the unit of parallelism, and a forked process must not hold a thread pool.
@@ -69,7 +70,7 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
             keep(name, str(module))
 
         run_group("parse")
-        schedule_kernel(module, fields["schedules"])  # type: ignore[arg-type]
+        schedule_kernel(module, options)
         _bind_dims(module, signature)
         keep("schedule", str(module))
         run_group("bufferize")
@@ -87,6 +88,11 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
         ir_text = llvm.translate_module_to_llvmir(module.operation)
         keep("translate", ir_text)
     return ir_text, outlined
+
+
+def _pipeline(fields: Fields) -> dict[str, str]:
+    groups: Any = fields["pipeline"]
+    return dict(groups)
 
 
 def _blob(fields: Fields, name: str, inputs: Path) -> bytes:
@@ -120,7 +126,7 @@ def _bind_dims(module: ir.Module, signature: Signature) -> None:
 def _generate(ir_text: str, fields: Fields, outputs: Path, temps: Path | None) -> None:
     """LLVM IR to ``kernel.o`` by opt and llc, with the undefined symbols checked."""
     target: Any = fields["target"]
-    options: dict[str, str] = {name: passes for name, passes in fields["pipeline"] if name in TOOL_GROUPS}  # type: ignore[misc, union-attr]
+    options = _pipeline(fields)
     machine = [f"-mtriple={target['triple']}", f"-mcpu={target['cpu']}"]
     if target["features"]:
         machine.append(f"-mattr={','.join(target['features'])}")

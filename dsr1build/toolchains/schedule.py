@@ -109,7 +109,7 @@ def _check_fusable(ops: Sequence[ir.Operation]) -> None:
 
 def _mark(op: ir.Operation, mark: str) -> Fused:
     op.attributes["fusion_id"] = ir.StringAttr.get(mark, op.context)
-    fills = []
+    fills: list[str] = []
     for operand in op.operands:
         producer = operand.owner
         if not isinstance(producer, ir.Block) and producer.operation.name == "linalg.fill":

@@ -202,16 +202,20 @@ def _read_affine(e: ir.AffineExpr, operands: Sequence[ir.Value], dims: int, name
     if isinstance(e, ir.AffineAddExpr):
         for positive, other in ((e.lhs, e.rhs), (e.rhs, e.lhs)):
             if isinstance(other, ir.AffineMulExpr) and isinstance(other.rhs, ir.AffineConstantExpr) and other.rhs.value < 0:
-                factor = -other.rhs.value
-                return _apply("-", side(positive), lambda: combine("*", side(other.lhs)(), factor), bound)
+                product = partial(_product, side(other.lhs), -other.rhs.value)
+                return _apply("-", side(positive), product, bound)
         return _apply("+", side(e.lhs), side(e.rhs), bound)
-    kinds: tuple[tuple[type, Operation], ...] = (
-        (ir.AffineMulExpr, "*"),
-        (ir.AffineModExpr, "mod"),
-        (ir.AffineFloorDivExpr, "floordiv"),
-        (ir.AffineCeilDivExpr, "ceildiv"),
-    )
-    for kind, operation in kinds:
-        if isinstance(e, kind):
-            return _apply(operation, side(e.lhs), side(e.rhs), bound)
+    match e:
+        case ir.AffineMulExpr():
+            return _apply("*", side(e.lhs), side(e.rhs), bound)
+        case ir.AffineModExpr():
+            return _apply("mod", side(e.lhs), side(e.rhs), bound)
+        case ir.AffineFloorDivExpr():
+            return _apply("floordiv", side(e.lhs), side(e.rhs), bound)
+        case ir.AffineCeilDivExpr():
+            return _apply("ceildiv", side(e.lhs), side(e.rhs), bound)
     raise NotOfDims(str(e))
+
+
+def _product(left: Callable[[], Size], right: int) -> Size:
+    return combine("*", left(), right)

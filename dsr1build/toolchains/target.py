@@ -46,8 +46,6 @@ SCHEDULES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {"map1": {}, "map2": {}, "map3": {}, "serial": {}, "dot": MappingProxyType({"rows": 4, "tokens": 4})}
 )
 
-TOOL_GROUPS = ("optimize", "codegen")
-
 _TAG = re.compile(r'tag = "p\d+/(\w+)/\w+"')
 
 
