@@ -50,8 +50,8 @@ def write_checkpoint(
     Matrices keep the size of activations, logits spread over several units, selection biases are mostly negative. Seeds
     from ``seed`` on are tried until every choice of experts and groups is clear by ``ROUTER_MARGIN``, for the prompt of
     ``prompt_ids`` and for ``NEW_TOKENS`` greedily generated from its first ``START_TOKENS``. ``dtype`` is float32, bfloat16
-    or float16; selection biases stay in float32. ``shards`` > 1 asks for at least so many files with an index. ``mtp`` adds the tensors of a multi-token
-    prediction layer, as R1's checkpoint has them.
+    or float16; selection biases stay in float32. ``shards`` > 1 asks for at least so many files with an index. ``mtp`` adds
+    the tensors of a multi-token prediction layer, as R1's checkpoint has them.
     """
     import torch
 
