@@ -10,6 +10,7 @@ its group, whose score is NaN too. A row with a NaN logit therefore has a select
 enough other experts are left, more than ``top_k`` entries in its mask.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsr1build.graph.model import TensorType
@@ -100,18 +101,15 @@ def _reference_rank(name: str, scores: str, size: int) -> list[str]:
 
 
 def reference(types: Types, attributes: Attributes) -> str:
-    """The ONNX function body. Works in the float type of ``logits``, so it can be evaluated in float64."""
+    """The ONNX function body, by ranks as described above."""
     r = _routing(types, attributes)
-    biased = len(types) > 1 and types[1] is not None
     lines = [
-        "last = Constant <value_ints = [-1]> ()",
-        "zero_f32 = Constant <value_float = 0.0> ()",
-        "zero = CastLike (zero_f32, logits)",
+        "zero = Constant <value_float = 0.0> ()",
         "s = Sigmoid (logits)" if r.scoring == "sigmoid" else "s = Softmax <axis = -1> (logits)",
-        "b = Add (s, bias_like)" if biased else "b = Identity (s)",
+        "b = Add (s, bias)" if len(types) > 1 and types[1] is not None else "b = Identity (s)",
     ]
-    if biased:
-        lines.insert(-1, "bias_like = CastLike (bias, logits)")
+    if r.groups > 1 or r.normalize:
+        lines.append("last = Constant <value_ints = [-1]> ()")
     if r.groups > 1:
         lines += [
             f"grouped_shape = Constant <value_ints = [-1, {r.groups}, {r.members}]> ()",
@@ -131,8 +129,7 @@ def reference(types: Types, attributes: Attributes) -> str:
             lines.append("group_score = ReduceMax <keepdims = 0> (grouped, last)")
         lines += [
             *_reference_rank("group_rank", "group_score", r.groups),
-            "minus_inf_f32 = Constant <value = float {-inf}> ()",
-            "minus_inf = CastLike (minus_inf_f32, logits)",
+            "minus_inf = Constant <value = float {-inf}> ()",
             "group_kept = Less (group_rank, top_groups)",
             "group_kept_3d = Unsqueeze (group_kept, last)",
             "kept = Where (group_kept_3d, grouped, minus_inf)",
@@ -146,14 +143,12 @@ def reference(types: Types, attributes: Attributes) -> str:
         "selected = Less (rank, top_k)",
         "mask = Cast <to = 6> (selected)",
         "picked = Where (selected, s, zero)",
-        f"scale_f32 = Constant <value_float = {r.routed_scale!r}> ()",
-        "scale = CastLike (scale_f32, logits)",
+        f"scale = Constant <value_float = {r.routed_scale!r}> ()",
     ]
     if r.normalize:
         lines += [
             "total = ReduceSum <keepdims = 1> (picked, last)",
-            f"tiny_f32 = Constant <value_float = {NORMALIZE_EPSILON!r}> ()",
-            "tiny = CastLike (tiny_f32, logits)",
+            f"tiny = Constant <value_float = {NORMALIZE_EPSILON!r}> ()",
             "divisor = Add (total, tiny)",
             "share = Div (picked, divisor)",
         ]
@@ -274,12 +269,15 @@ def lower(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value
     e.phase("map1")
     scores = _scores(e, logits3, r.scoring)
 
-    def pick(b: Body, s: str, m: str, _: str) -> str:
-        return b.select(b.compare_int("ne", m, b.integer(0), "i32"), s, b.constant(0.0))
-
     chosen = [(scores, "t, g, i"), (mask3, "t, g, i")]
-    picked = e.generic("picked", "t, g, i", chosen, (e.empty(scores.type), "t, g, i"), "ppp", pick)
+
+    def pick(scale: float) -> Callable[[Body, str, str, str], str]:
+        return lambda b, s, m, _: b.select(
+            b.compare_int("ne", m, b.integer(0), "i32"), b.mul(s, b.constant(scale)), b.constant(0.0)
+        )
+
     if r.normalize:
+        picked = e.generic("picked", "t, g, i", chosen, (e.empty(scores.type), "t, g, i"), "ppp", pick(1.0))
         # One running sum in the order of the experts' ids: zeros in between change nothing.
         row = TensorType("f32", (t,))
         total = e.generic("total", "t, g, i", [(picked, "t, g, i")], (e.filled(row), "t"), "prr", lambda b, x, acc: b.add(acc, x))
@@ -289,14 +287,7 @@ def lower(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value
 
         weights3 = e.generic("weights", "t, g, i", [(picked, "t, g, i"), (total, "t")], (weights_out, "t, g, i"), "ppp", share)
     else:
-        weights3 = e.generic(
-            "weights",
-            "t, g, i",
-            [(picked, "t, g, i")],
-            (weights_out, "t, g, i"),
-            "ppp",
-            lambda b, x, _: b.mul(x, b.constant(r.routed_scale)),
-        )
+        weights3 = e.generic("weights", "t, g, i", chosen, (weights_out, "t, g, i"), "ppp", pick(r.routed_scale))
     return e.collapse(weights3, split, weights_type.shape), e.collapse(mask3, split, mask_type.shape)
 
 

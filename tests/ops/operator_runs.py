@@ -1,4 +1,4 @@
-"""Runs one operator: its reference by onnxruntime, its lowering as a kernel of its own."""
+"""Runs one operator with several results or a cache: its reference by onnxruntime, its lowering as a kernel of its own."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +11,7 @@ from dsr1build.graph.model import Attribute, TensorType
 from dsr1build.graph.signature import Argument, Signature, Specialization, ordered_dims, specialize
 from dsr1build.ops.emitter import Emitter, Value
 from dsr1build.ops.operator import Operator
+from kernel_runner import LoadedKernel
 
 ONNX_DTYPE = {
     "f32": "float",
@@ -75,7 +76,7 @@ def kernel(
     tokens: int | None,
 ) -> tuple[str, Signature]:
     """The lowering as the only op of a kernel, for ``tokens`` fixed or (None) dynamic; ``past`` is a run-time dimension."""
-    activations = ("x", "q", "logits")
+    activations = ("x", "q", "logits", "cache")
     inputs = [(n, t) for n, t in inputs_of(operator, types) if n != "past"]
     arguments = [Argument(n, "input", t) for n, t in inputs if n in activations]
     arguments += [Argument(n, "weight", t) for n, t in inputs if n not in activations]
@@ -92,3 +93,21 @@ def kernel(
     emitter.set_destinations([values[n] for n in operator.outputs])
     produced = operator.lower(emitter, [values.get(n) for n in names], attributes)
     return emitter.finish(produced), signature
+
+
+def run_both(
+    operator: Operator,
+    types: Sequence[TensorType | None],
+    attributes: Mapping[str, Attribute],
+    compiled: LoadedKernel,
+    arrays: Arrays,
+    dims: Mapping[str, int],
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """(what the kernel gives, what the reference gives); fails where the split of the work changes the kernel's bits."""
+    expected = reference(operator, types, attributes, arrays)
+    given = {n: np.ascontiguousarray(arrays[n], NUMPY_DTYPE[t.dtype]) for n, t in inputs_of(operator, types) if n != "past"}
+    given |= {n: np.full_like(e, -77) for n, e in zip(operator.outputs, expected, strict=True)}
+    once, thrice = (compiled.call(given, dims, splits) for splits in (1, 3))
+    for name in operator.outputs:
+        assert once[name].tobytes() == thrice[name].tobytes(), f"the split of the work changes {name}"
+    return tuple(once[n] for n in operator.outputs), expected

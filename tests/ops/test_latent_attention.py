@@ -3,13 +3,14 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from operator_runs import NUMPY_DTYPE, reference
+from operator_runs import NUMPY_DTYPE, kernel, reference, run_both
 
 from dsr1build.errors import InvalidInput
 from dsr1build.graph.model import TensorType
 from dsr1build.graph.signature import Signature
 from dsr1build.ops.emitter import Emitter, Value
 from dsr1build.ops.latent_attention import LATENT_ATTENTION_ABSORBED, LATENT_ATTENTION_EXPANDED
+from kernel_runner import compile_text
 
 FORMS = [LATENT_ATTENTION_EXPANDED, LATENT_ATTENTION_ABSORBED]
 CONTEXT = 48
@@ -35,9 +36,12 @@ def attributes_of(size):
 def arrays_of(size, tokens, past, dtype="f32", seed=0):
     rng = np.random.default_rng(seed)
     q, cache, w, _ = types_of(size)
+    rows = rng.standard_normal((CONTEXT, cache.shape[1]), dtype=np.float32)
+    # Rows behind the valid ones are NaN: nothing may read them.
+    rows[past + tokens :] = np.nan
     return {
         "q": rng.standard_normal((tokens, q.shape[1]), dtype=np.float32),
-        "cache": rng.standard_normal((CONTEXT, cache.shape[1]), dtype=np.float32),
+        "cache": rows,
         "w_kvb": (rng.standard_normal(w.shape) / 4).astype(NUMPY_DTYPE[dtype]),
         "past": np.int64(past),
     }
@@ -111,3 +115,41 @@ def test_operands_that_do_not_fit_are_named(form):
         with pytest.raises(ValueError) as error:
             form.infer(types, attributes_of(SMALL))
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize("tokens", [1, None], ids=["tokens=1", "tokens=1.."])
+@pytest.mark.parametrize(("size", "dtype"), [(SMALL, "bf16"), (ODD, "f32"), (ODD, "f16")], ids=["small", "odd", "odd-f16"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+def test_kernel_gives_what_the_reference_gives(form, size, dtype, tokens, tmp_path):
+    types, attributes = types_of(size, dtype), attributes_of(size)
+    compiled = compile_text(*kernel(form, types, attributes, tokens), tmp_path)
+    for count in [1] if tokens else [1, 3, 5]:
+        for past in (0, 1, 37):
+            arrays = arrays_of(size, count, past, dtype)
+            dims = {"tokens": count, "past": past, "context": CONTEXT}
+            (got,), (expected,) = run_both(form, types, attributes, compiled, arrays, dims)
+            assert relative_error(got, expected) < form.tolerance
+            assert relative_error(got, attention_in_float64(size, arrays)) < form.tolerance
+
+
+def test_rows_do_not_depend_on_the_tokens_that_follow(tmp_path):
+    for form in FORMS:
+        types, attributes = types_of(SMALL), attributes_of(SMALL)
+        compiled = compile_text(*kernel(form, types, attributes, None), tmp_path / form.name)
+        arrays = arrays_of(SMALL, 5, 20)
+        whole = compiled.call(arrays | {"y": np.zeros((5, 96), np.float32)}, {"tokens": 5, "past": 20, "context": CONTEXT})["y"]
+        first = arrays | {"q": arrays["q"][:2], "y": np.zeros((2, 96), np.float32)}
+        part = compiled.call(first, {"tokens": 2, "past": 20, "context": CONTEXT})["y"]
+        assert part.tobytes() == whole[:2].tobytes()
+
+
+def test_local_memory_does_not_grow_with_the_heads(tmp_path):
+    for form in FORMS:
+        sizes = []
+        for heads in (4, 16):
+            size = SMALL | {"heads": heads}
+            text, signature = kernel(form, types_of(size), attributes_of(size), None)
+            compiled = compile_text(text, signature, tmp_path / f"{form.name}-{heads}")
+            _, scratch, local = compiled.plan({"tokens": 3, "past": 900, "context": 1000})
+            sizes.append((scratch, local))
+        assert sizes[0] == sizes[1]

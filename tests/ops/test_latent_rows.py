@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from operator_runs import NUMPY_DTYPE, reference
+from operator_runs import NUMPY_DTYPE, kernel, reference, run_both
 
 from dsr1build.graph.model import TensorType
 from dsr1build.ops.latent_rows import LATENT_ROWS
+from kernel_runner import compile_text
 
 CONTEXT = 48
 EPSILON = 1e-6
@@ -76,3 +77,18 @@ def test_operands_that_do_not_fit_are_named():
         with pytest.raises(ValueError) as error:
             LATENT_ROWS.infer(types, attributes_of(32, 1))
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize("tokens", [1, None], ids=["tokens=1", "tokens=1.."])
+@pytest.mark.parametrize(("latent", "half", "dtype", "interleaved"), [(32, 4, "bf16", 1), (12, 3, "f32", 1), (13, 3, "f32", 0)])
+def test_kernel_gives_what_the_reference_gives(latent, half, dtype, interleaved, tokens, tmp_path):
+    types, attributes = types_of(latent, half, dtype), attributes_of(latent, interleaved)
+    compiled = compile_text(*kernel(LATENT_ROWS, types, attributes, tokens), tmp_path)
+    for count in [1] if tokens else [1, 3, 5]:
+        for past in (0, 1, 37):
+            arrays = arrays_of(latent, half, count, past, dtype)
+            dims = {"tokens": count, "past": past, "context": CONTEXT}
+            (got,), (expected,) = run_both(LATENT_ROWS, types, attributes, compiled, arrays, dims)
+            assert np.abs(got - expected).max() / np.ptp(expected) < LATENT_ROWS.tolerance
+            exact = rows_in_float64(latent, half, arrays, interleaved)
+            assert np.abs(got - exact).max() / np.ptp(exact) < LATENT_ROWS.tolerance

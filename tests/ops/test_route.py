@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from operator_runs import reference
+from operator_runs import kernel, reference, run_both
 
 from dsr1build.graph.model import TensorType
 from dsr1build.ops.route import ROUTE
+from kernel_runner import compile_text
 
 # DeepSeek-V3 scaled down, DeepSeek-V2's greedy choice within groups, V2-Lite without groups.
 V3 = {"scoring": "sigmoid", "top_k": 4, "groups": 4, "top_groups": 2, "group_score": "top2", "normalize": 1, "routed_scale": 2.5}
@@ -147,3 +148,28 @@ def test_attributes_that_do_not_fit_are_named():
         with pytest.raises(ValueError) as error:
             ROUTE.infer(types, attributes)
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize("tokens", [1, None], ids=["tokens=1", "tokens=1.."])
+@pytest.mark.parametrize(
+    ("attributes", "biased"), [(V3, True), (V3, False), (V2, True), (LITE, False)], ids=["v3", "v3-unbiased", "v2", "lite"]
+)
+def test_kernel_gives_what_the_reference_gives(attributes, biased, tokens, tmp_path):
+    types = types_of(biased)
+    compiled = compile_text(*kernel(ROUTE, types, attributes, tokens), tmp_path)
+    for count in [1] if tokens else [1, 3, 5, 40]:
+        arrays = arrays_of(count, biased, seed=count)
+        (weights, mask), (expected, expected_mask) = run_both(ROUTE, types, attributes, compiled, arrays, {"tokens": count})
+        assert (mask == expected_mask).all()
+        assert np.abs(weights - expected).max() / expected.max() < ROUTE.tolerance
+    # Few different scores: nearly every choice is a tie.
+    ties = {"logits": np.random.default_rng(7).integers(0, 3, (1 if tokens else 40, EXPERTS)).astype(np.float32)}
+    ties |= {"bias": np.full(EXPERTS, -2, np.float32)} if biased else {}
+    (_, mask), (_, expected_mask) = run_both(ROUTE, types, attributes, compiled, ties, {"tokens": len(ties["logits"])})
+    assert (mask == expected_mask).all()
+    # NaN: each row as one token and, where the kernel takes several, all together.
+    arrays = arrays | {"logits": rows_with_nan()}
+    for rows in np.split(arrays["logits"], 4) if tokens else [arrays["logits"]]:
+        results, _ = run_both(ROUTE, types, attributes, compiled, arrays | {"logits": rows}, {"tokens": len(rows)})
+        assert nan_is_visible(*results, attributes["top_k"]).all()
+        assert (results[1].sum(1) > attributes["top_k"]).all()
