@@ -31,7 +31,6 @@ from dsr1build.toolchains.target import (
 )
 
 LIBRARY = "model.so"
-_RUNTIME_SOURCES = Path(__file__).resolve().parents[1] / "runtime" / "c"
 
 # The compiled variants of each kernel by kernel id: specialization and content of ``kernel.json``.
 Compiled: TypeAlias = Mapping[str, Sequence[tuple[Specialization, Mapping[str, Any]]]]
@@ -39,12 +38,15 @@ Compiled: TypeAlias = Mapping[str, Sequence[tuple[Specialization, Mapping[str, A
 
 @dataclass(frozen=True, slots=True)
 class LinkParts:
-    """What the link room brings: the C text of the program's tables, and the symbols that the shared object shows.
+    """What the link room brings to the shared object beside the kernels; sources map file names to contents.
 
-    ``tables(partitioned, compiled, chunk, features)``; ``features`` are CPU features as /proc/cpuinfo spells them.
+    ``tables(target name, compiled)`` gives the program's tables as C sources, ``runtime`` is the C runtime, and
+    ``runtime_target`` says what both are compiled for. ``exports`` are the symbols that stay visible.
     """
 
-    tables: Callable[[PartitionedModel, Compiled, int, Sequence[str]], str]
+    tables: Callable[[str, Compiled], Mapping[str, bytes]]
+    runtime: Mapping[str, bytes]
+    runtime_target: Callable[[TargetSpec], TargetSpec]
     exports: tuple[str, ...]
 
 
@@ -110,7 +112,7 @@ def build_plan(
     links: dict[str, str] = {}
     for target_name, spec in specs.items():
         own = [v for v in planned if v.target == target_name]
-        for made in _link_actions(partitioned, own, target_name, spec, recipe.chunk, link, read_blob, contents, remembered):
+        for made in _link_actions(own, target_name, spec, link, read_blob, contents, remembered):
             actions[made.id] = made
         links[target_name] = f"link:{target_name}"
     return BuildPlan(actions, tuple(planned), specs, links, contents)
@@ -197,38 +199,31 @@ def _compile(
 
 
 def _link_actions(
-    partitioned: PartitionedModel,
     variants: Sequence[Variant],
     name: str,
     target: TargetSpec,
-    chunk: int,
     link: LinkParts,
     read_blob: Callable[[BlobRef], bytes],
     contents: dict[str, bytes],
     remembered: Path | None,
 ) -> tuple[Action, Action, Action]:
-    def add(data: bytes) -> BlobRef:
-        ref = BlobRef(sha256_hex(data))
-        contents[ref.sha256] = data
-        return ref
+    def c_sources(sources: Mapping[str, bytes]) -> Fields:
+        refs = {file: BlobRef(sha256_hex(data)) for file, data in sources.items()}
+        contents.update({refs[file].sha256: data for file, data in sources.items()})
+        return c_fields(refs, link.runtime_target(target), remembered=remembered)
 
-    files = {path.name: path.read_bytes() for path in sorted(_RUNTIME_SOURCES.glob("*.[ch]"))}
-    headers = {file: data for file, data in files.items() if file.endswith(".h")}
-    objects = tuple(file.removesuffix(".c") + ".o" for file in files if file.endswith(".c"))
-    features = tuple(cpu.CPUINFO_FLAG[f] for f in cpu.required_features(target.cpu, target.features))
     compiles = tuple(variant.compile for variant in variants)
+    objects = tuple(file.removesuffix(".c") + ".o" for file in sorted(link.runtime) if file.endswith(".c"))
 
     def runtime_fields(results: Results) -> Fields:
-        return c_fields({file: add(data) for file, data in files.items()}, target, remembered=remembered)
+        return c_sources(link.runtime)
 
     def tables_fields(results: Results) -> Fields:
         compiled: dict[str, list[tuple[Specialization, Mapping[str, Any]]]] = {}
         for variant in variants:
             described = json.loads(read_blob(results[variant.compile].outputs["kernel.json"]))
             compiled.setdefault(variant.kernel, []).append((variant.specialization, described))
-        text = link.tables(partitioned, compiled, chunk, features)
-        sources = {file: add(data) for file, data in headers.items()}
-        return c_fields({**sources, "tables.c": add(text.encode("utf-8"))}, target, remembered=remembered)
+        return c_sources(link.tables(name, compiled))
 
     runtime = Action(
         f"runtime:{name}", "runtime", f"runtime for {name}", "dsr1build.toolchains.c_code:compile_c", (), runtime_fields, objects
