@@ -5,6 +5,7 @@ Here the combine reads what the runtime gathers (``CombineSlots``), and the laye
 be one kernel over one input, become one step that the mask of the gating drives.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -89,30 +90,30 @@ def expert_dispatch(
     different inputs, or are read by anything but the combine.
     """
     where = f"node {routing.name!r}"
-    roles_of = {id_: [argument.role for argument in kernel.signature.arguments] for id_, kernel in kernels.items()}
     experts: dict[str, Partition] = {}
-    first: Partition | None = None
     for number, value in enumerate(routing.experts):
         expert = source.get(value)
         if expert is None or expert.name in experts:
             _refuse(where, f"expert {number} ({value!r}) is not a partition of its own")
-        roles = roles_of[expert.kernel]
-        if roles.count("input") != 1 or roles.count("output") != 1 or "state" in roles:
-            _refuse(
-                where,
-                f"the expert partition {expert.name!r} has {roles.count('input')} inputs, {roles.count('state')} states and"
-                f" {roles.count('output')} outputs; a routed expert has one input and one output",
-            )
+        experts[expert.name] = expert
         if value in read:
             _refuse(where, f"the result of expert partition {expert.name!r} is also read outside of the combine")
-        first = first or expert
+    if not experts:
+        _refuse(where, "the combine reads no experts")
+    first = next(iter(experts.values()))
+    roles = {id_: Counter(argument.role for argument in kernel.signature.arguments) for id_, kernel in kernels.items()}
+    for expert in experts.values():
+        has = roles[expert.kernel]
+        if has["input"] != 1 or has["output"] != 1 or has["state"]:
+            _refuse(
+                where,
+                f"the expert partition {expert.name!r} has {has['input']} inputs, {has['state']} states and {has['output']}"
+                f" outputs; a routed expert has one input and one output",
+            )
         if expert.kernel != first.kernel:
             _refuse(where, f"the experts {first.name!r} and {expert.name!r} are different kernels")
         if expert.arguments[0] != first.arguments[0]:
             _refuse(where, f"the experts {first.name!r} and {expert.name!r} read different inputs")
-        experts[expert.name] = expert
-    if first is None:
-        _refuse(where, "the combine reads no experts")
     return ExpertDispatch(
         routing.name,
         first.arguments[0],
