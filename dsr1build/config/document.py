@@ -29,7 +29,7 @@ Step: TypeAlias = str | int
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MERGE_MARKER = re.compile(r"(<{7}|>{7}|\|{7})( .*)?|={7}")
-_TAB_INDENTATION = re.compile(r" *\t\s*[^\s#]")
+_TAB_INDENTATION = re.compile(r" *\t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,7 @@ def _refuse_lines(lines: list[str], shown: str) -> None:
 
 # What libyaml says, and what to do about it.
 _SYNTAX_HINTS: tuple[tuple[str, str], ...] = (
+    ("tab character", "YAML allows no tabs there; use blanks."),
     ("mapping values are not allowed", "Put a value that contains `: ` in quotes, and check the indentation."),
     ("did not find expected ',' or", "Close the bracket, and put items that contain { } [ ] or , in quotes."),
     ("cannot start any token", "Put a value that begins with @ ` or % in quotes."),
