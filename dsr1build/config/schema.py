@@ -139,9 +139,11 @@ class ModelSource(_Section):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {"required": ["checkpoint"], "not": {"required": ["weights"]}},
+                {"required": ["checkpoint"]},
                 {"required": ["config", "weights"]},
-            ]
+                {"required": ["onnx"]},
+            ],
+            "not": {"required": ["checkpoint", "weights"]},
         }
     )
 

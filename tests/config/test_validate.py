@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from dsr1build.config.document import parse_document
-from dsr1build.config.json_schema import FILES
+from dsr1build.config.json_schema import FILES, json_schema
 from dsr1build.config.schema import BuildFile, Profile, Recipe, SpecializationRule, Target, placeholders
 from dsr1build.config.validate import validate
 from dsr1build.errors import InvalidInput
@@ -476,47 +476,14 @@ def test_placeholders() -> None:
     assert placeholders("lm_head") == frozenset()
 
 
+def _sections(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [schema, *schema.get("$defs", {}).values()]
+
+
+# Every key of every file, so that deep sections are reached, and one that is unknown everywhere.
 KEYS = st.sampled_from(
-    [
-        "version",
-        "name",
-        "model",
-        "checkpoint",
-        "config",
-        "weights",
-        "random",
-        "seed",
-        "onnx",
-        "recipe",
-        "targets",
-        "context",
-        "cache",
-        "output",
-        "architectures",
-        "chunk",
-        "dispatch",
-        "partitions",
-        "kind",
-        "modules",
-        "specializations",
-        "decode",
-        "expert",
-        "tokens",
-        "pad",
-        "pipelines",
-        "all",
-        "schedules",
-        "dot",
-        "rows",
-        "passes",
-        "triple",
-        "cpu",
-        "features",
-        "toolchain",
-        "local",
-        "directory",
-        "x",
-    ]
+    sorted({"x"} | {key for name in FILES for part in _sections(json_schema(name)) for key in part["properties"]})
+    + ["all", "dot", "rows", "optimize"]
 )
 LEAVES = st.none() | st.booleans() | st.integers(-2, 70) | st.floats() | st.sampled_from(["x", "", "a.{n}", "chunk", "\x1b\n"])
 VALUES: st.SearchStrategy[Any] = st.recursive(
