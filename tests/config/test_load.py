@@ -87,7 +87,7 @@ def test_overrides_are_relative_to_the_current_directory(project: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("xdg", "expected"),
-    [("/x/cache", "/x/cache/dsr1build"), ("", "/home/u/.cache/dsr1build"), ("rel", "/home/u/.cache/dsr1build")],,
+    [("/x/cache", "/x/cache/dsr1build"), ("", "/home/u/.cache/dsr1build"), ("rel", "/home/u/.cache/dsr1build")],
 )
 def test_default_cache_directory(project: Path, monkeypatch: pytest.MonkeyPatch, xdg: str, expected: str) -> None:
     monkeypatch.setenv("HOME", "/home/u")

@@ -482,8 +482,10 @@ def _sections(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 # Every key of every file, so that deep sections are reached, and one that is unknown everywhere.
 KEYS = st.sampled_from(
-    sorted({"x"} | {key for name in FILES for part in _sections(json_schema(name)) for key in part["properties"]})
-    + ["all", "dot", "rows", "optimize"]
+    sorted(
+        {key for name in FILES for part in _sections(json_schema(name)) for key in part["properties"]}
+        | {"all", "dot", "rows", "optimize", "x"}
+    )
 )
 LEAVES = st.none() | st.booleans() | st.integers(-2, 70) | st.floats() | st.sampled_from(["x", "", "a.{n}", "chunk", "\x1b\n"])
 VALUES: st.SearchStrategy[Any] = st.recursive(
