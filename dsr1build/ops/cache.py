@@ -1,6 +1,6 @@
 """The insert of new rows into a KV cache, in place."""
 
-from dsr1build.graph.model import Dim, TensorType
+from dsr1build.graph.model import TensorType
 from dsr1build.ops.copy import copy
 from dsr1build.ops.emitter import Emitter, Value
 from dsr1build.ops.operator import Attributes, Operands, Operator, Types, activation, aligned, required, scalar_past
@@ -32,9 +32,7 @@ def _reference(types: Types, attributes: Attributes) -> str:
 def _lower(emitter: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
     """The cache keeps its buffer: the result is the cache itself with a window of rows overwritten."""
     cache, rows = (required(v, n) for v, n in zip(operands, ("cache", "rows"), strict=True))
-    offsets: list[Dim] = ["past", 0]
-    window = emitter.slice(cache, offsets, rows.type.shape)
-    return (emitter.insert(copy(emitter, rows, window), cache, offsets, rows.type.shape),)
+    return (copy(emitter, rows, cache, first_row="past"),)
 
 
 CACHE_INSERT = Operator(

@@ -12,6 +12,7 @@ stand in the order of expert ids and slots that are not used hold weight 0 and f
 
 from collections.abc import Sequence
 
+from dsr1build.errors import InvalidInput
 from dsr1build.graph.model import TensorType
 from dsr1build.ops.copy import in_blocks
 from dsr1build.ops.emitter import Body, Emitter, Value
@@ -56,7 +57,12 @@ def _reference_end(total: str, shared: TensorType | None) -> Sequence[str]:
 
 
 def _lower_experts(emitter: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
-    raise ValueError("CombineExperts has no kernel: a recipe with `dispatch: sparse` makes it a CombineSlots")
+    """Raises InvalidInput always: sparse dispatch replaces the operator by CombineSlots before kernels are made."""
+    raise InvalidInput(
+        "a dense sum over all experts has no kernel",
+        where="CombineExperts",
+        hint="set `dispatch: sparse` in the recipe, so that only the chosen experts run.",
+    )
 
 
 def _infer_slots(types: Types, attributes: Attributes) -> tuple[TensorType, ...]:

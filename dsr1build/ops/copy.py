@@ -24,21 +24,26 @@ def in_blocks(emitter: Emitter, value: Value, dimension: int) -> Value:
     return emitter.expand(value, groups, [*shape[:dimension], width // block, block, *shape[dimension + 1 :]])
 
 
-def copy(emitter: Emitter, source: Value, into: Value) -> Value:
-    """``source`` [T, N] written into ``into`` [T, N], one phase; returns the new ``into``.
+def copy(emitter: Emitter, source: Value, into: Value, first_row: Dim = 0) -> Value:
+    """``source`` [T, N] written over the rows of ``into`` [R, N] from ``first_row`` on, one phase; returns the new ``into``.
 
     The destination is seen with one more dimension of size 1: MLIR erases a generic whose operands are all indexed
     alike and that only yields its input, and with it the copy.
     """
-    rows, width = into.type.shape
+    rows, width = source.type.shape
     assert isinstance(width, int)
     block = block_width(width)
-    shape: list[Dim] = [rows, width // block, 1, block]
+    groups = [[0], [1, 2, 3]]
+    sizes: list[Dim] = [rows, width // block, 1, block]
+    offsets: list[Dim] = [first_row, 0, 0, 0]
     emitter.phase("map2")
     blocks = in_blocks(emitter, source, 1)
-    target = emitter.expand(into, [[0], [1, 2, 3]], shape)
+    whole = emitter.expand(into, groups, [into.type.shape[0], *sizes[1:]])
+    target = whole if whole.type.shape == tuple(sizes) else emitter.slice(whole, offsets, sizes)
     done = emitter.generic("copy", "t, w, o, j", [(blocks, "t, w, j")], (target, "t, w, o, j"), "pppp", lambda b, a, _: a)
-    return emitter.collapse(done, [[0], [1, 2, 3]], [rows, width])
+    if target is not whole:
+        done = emitter.insert(done, whole, offsets, sizes)
+    return emitter.collapse(done, groups, into.type.shape)
 
 
 def copy_columns(emitter: Emitter, source: Value, into: Value, start: int, end: int) -> Value:

@@ -45,9 +45,11 @@ def function_proto(
 ) -> onnx.FunctionProto:
     """The ONNX function of an operator for these operand types and attributes, in domain ``dsr1``.
 
-    Attributes are constants of the body, rounded to float as all ONNX attributes, so two calls with different attributes
-    are two functions; ``overload`` tells them apart. With precision ``f64`` every float of the body is a double, and so must be the f32 inputs: the measure
-    that a lowering is compared with. Raises onnx.parser.ParseError where the body is not valid.
+    Attributes are constants of the body, rounded to float as all ONNX attributes: two calls with different attributes
+    are two functions; ``overload`` tells them apart. With precision ``f64`` every float of the body is a double, and so
+    must be the f32 inputs: the measure that a lowering is compared with.
+
+    Raises onnx.parser.ParseError where the body is not valid.
     """
     inputs = formal_inputs(operator, len(types))
     text = (

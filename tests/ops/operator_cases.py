@@ -7,7 +7,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from dsr1build.graph.model import Attribute, DType, TensorType
+from dsr1build.graph.model import Attribute, DType, Node, TensorType
+from dsr1build.graph.signature import Argument, Role, Signature, Specialization, ordered_dims
+from dsr1build.lower.kernel_source import KernelSource, lower_kernel
 from dsr1build.ops.operator import Operator
 from dsr1build.ops.reference import formal_inputs
 from dsr1build.ops.registry import OPERATORS
@@ -217,3 +219,24 @@ def relative_error(got: NDArray, expected: NDArray) -> float:
     assert np.array_equal(np.isnan(got), np.isnan(expected))
     span = np.nanmax(np.abs(expected), initial=1e-30)
     return float(np.nanmax(np.abs(got.astype(np.float64) - expected), initial=0.0) / span)
+
+
+def kernel_of(case: Case, tokens: int | None) -> KernelSource:
+    """The operator as the only one of a kernel, for ``tokens`` rows or (None) any number of rows.
+
+    Arguments carry the formal names, the result is ``y``, or the state ``cache``.
+    """
+    weights = ("w", "w_gate", "w_up", "bias", "gamma", "cos", "sin", "table")
+    roles: dict[str, Role] = {n: "weight" if n in weights else "state" if n == "cache" else "input" for n in case.inputs}
+    arguments = [Argument(n, roles[n], t) for n, t in case.inputs.items() if n != "past"]
+    (result,) = case.operator.infer(case.types, case.attributes)
+    if "cache" not in case.inputs:
+        arguments.append(Argument("y", "output", result))
+    arguments.sort(key=lambda a: ("input", "weight", "state", "output").index(a.role))
+    used = {d for a in arguments for d in a.type.shape if isinstance(d, str)}
+    signature = Signature(tuple(arguments), ordered_dims(used | ({"past"} if "past" in case.inputs else set())))
+    names = formal_inputs(case.operator, len(case.types))
+    inputs = tuple(n if n in case.inputs else "" for n in names)
+    node = Node(case.op, inputs, ("result",), tuple(sorted(case.attributes.items())))
+    specialization = Specialization("range") if tokens is None else Specialization("exact", tokens)
+    return lower_kernel((node,), signature, ("result",), specialization)
