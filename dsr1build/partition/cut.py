@@ -35,13 +35,22 @@ def partition_model(model: Model, recipe: Recipe, digest: Callable[[bytes], str]
         pieces, unused = apply_rules([node.name for node in form.nodes], recipe.partitions)
         idle.intersection_update(unused)
         partitions[mode], dispatches[mode] = _cut(graph, form, pieces, table)
-    notes = [f"The recipe's rule {number + 1} ({_rule_text(recipe, number)}) matches no module." for number in sorted(idle)]
+    return PartitionedModel(model, partitions, table.kernels, dispatches, tuple(_notes(recipe, sorted(idle), partitions, table)))
+
+
+def _notes(recipe: Recipe, idle: Sequence[int], partitions: Mapping[Mode, Sequence[Partition]], table: KernelTable) -> list[str]:
+    notes = [f"The recipe's rule {number + 1} ({_rule_text(recipe, number)}) matches no module." for number in idle]
     for mode, cut in partitions.items():
         others = [partition.name for partition in cut if partition.kind == "other"]
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             notes.append(f"No rule of the recipe takes {others[0]!r}{more} ({mode}): each became a partition of kind 'other'.")
-    return PartitionedModel(model, partitions, table.kernels, dispatches, tuple(notes))
+    kinds = dict.fromkeys((p.kernel, p.kind) for cut in partitions.values() for p in cut)
+    for id_, kind in kinds:
+        compiled_as = table.kernels[id_].kind
+        if kind != compiled_as:
+            notes.append(f"Kernel {id_} serves partitions of kind {kind!r} too; it is compiled as {compiled_as!r}.")
+    return notes
 
 
 def _rule_text(recipe: Recipe, number: int) -> str:

@@ -13,7 +13,9 @@ def explain_difference(first: Kernel, second: Kernel) -> str:
     """
     if first.form == second.form:
         return ""
-    types = ({a.name: a for a in first.signature.arguments}, {a.name: a for a in second.signature.arguments})
+    arguments = ({a.name: a for a in first.signature.arguments}, {a.name: a for a in second.signature.arguments})
+    # Where each value is met first. Argument numbers would not do: one argument more shifts all that follow.
+    met: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for number, (a, b) in enumerate(zip(first.nodes, second.nodes, strict=False), 1):
         if (a.domain, a.op) != (b.domain, b.op):
             return f"operator {number} is {a.op} in the one and {b.op} in the other"
@@ -26,20 +28,20 @@ def explain_difference(first: Kernel, second: Kernel) -> str:
             name = _operand_name(a.op, operand)
             if (x == "") != (y == ""):
                 return f"{place}: the operand {name} is {'absent' if not x else 'present'} in the one only"
-            left, right = types[0].get(x), types[1].get(y)
+            left, right = arguments[0].get(x), arguments[1].get(y)
             if left and right and (left.role, left.type, left.layout) != (right.role, right.type, right.layout):
                 return f"{place}: the operand {name} is {_argument(left)} in the one and {_argument(right)} in the other"
-            if x != y:
-                return f"{place}: the operand {name} is {_source(first, x)} in the one and {_source(second, y)} in the other"
+            if x and met[0].get(x) != met[1].get(y):
+                sources = [where.get(value, "a value of its own") for where, value in zip(met, (x, y), strict=True)]
+                return f"{place}: the operand {name} is {sources[0]} in the one and {sources[1]} in the other"
+            for where, value in zip(met, (x, y), strict=True):
+                where.setdefault(value, f"what operator {number}, {a.op}, reads as {name}")
+        for where, node in zip(met, (a, b), strict=True):
+            where.update({value: f"result {k} of operator {number}, {a.op}" for k, value in enumerate(node.outputs, 1)})
     if len(first.nodes) != len(second.nodes):
         return f"the one has {len(first.nodes)} operators, the other {len(second.nodes)}"
-    for left, right in zip(first.signature.arguments, second.signature.arguments, strict=False):
-        if left != right:
-            return f"the argument {left.name} is {_argument(left)} in the one and {_argument(right)} in the other"
-    counts = [sum(a.role == "output" for a in kernel.signature.arguments) for kernel in (first, second)]
-    if counts[0] != counts[1]:
-        return f"the one returns {counts[0]} values to other partitions, the other {counts[1]}"
-    return f"they return other values: {', '.join(first.results)} and {', '.join(second.results)}"
+    returned = [[met[i].get(name, name) for name in kernel.results] for i, kernel in enumerate((first, second))]
+    return f"the one returns {_listed(returned[0])}, the other {_listed(returned[1])}"
 
 
 def look_alikes(kernels: list[Kernel]) -> list[tuple[Kernel, Kernel, str]]:
@@ -73,13 +75,5 @@ def _argument(argument: Argument) -> str:
     return f"{argument.role} {argument.type}" + ("" if argument.layout == "rows" else f" in layout {argument.layout}")
 
 
-def _source(kernel: Kernel, name: str) -> str:
-    """Where an operand comes from, told so that two kernels' answers can be compared."""
-    for argument in kernel.signature.arguments:
-        if argument.name == name:
-            sharing = sum(name in node.inputs for node in kernel.nodes)
-            return f"{argument.role} {name}" + (f" (read by {sharing} operators)" if sharing > 1 else "")
-    for number, node in enumerate(kernel.nodes, 1):
-        if name in node.outputs:
-            return f"the result of operator {number}, {node.op}"
-    return f"the run-time dimension {name}"
+def _listed(items: list[str]) -> str:
+    return " and ".join(items) if items else "nothing"

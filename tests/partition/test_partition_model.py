@@ -178,8 +178,25 @@ def test_a_weight_used_twice_makes_another_kernel() -> None:
     inputs = ("layers.1.post", f"{name}.gate", f"{name}.gate", f"{name}.down")
     first, second = kernels_of(cut(with_node(graph, name, inputs=inputs)), "expert")
     assert explain_difference(first, second) == (
-        "operator 1, SwiGLU: the operand w_up is weight a2 in the one and weight a1 in the other"
+        "operator 1, SwiGLU: the operand w_up is a value of its own in the one and "
+        "what operator 1, SwiGLU, reads as w_gate in the other"
     )
+
+
+def test_one_argument_more_does_not_hide_where_the_difference_is() -> None:
+    # The second reads one input more, late; every weight's number shifts, but the first operators are the same.
+    twin = replace(FFN, name="twin", nodes=(FFN.nodes[0], op("Linear", "inner w_down - x", "y")))
+    graph = with_node(with_function(decoder(), twin), "layers.1.shared", op="twin")
+    first, second = kernels_of(cut(graph), "expert")
+    assert explain_difference(first, second) == "operator 2, Linear: it has 2 operands in the one and 4 in the other"
+
+
+def test_other_results_make_another_kernel() -> None:
+    graph = decoder()
+    logits = replace(graph, outputs={**graph.outputs, "layers.1.norm": TensorType("f32", ("tokens", HIDDEN))})
+    first, second = kernels_of(cut(logits), "attention")
+    assert explain_difference(first, second).startswith("the one returns result 1 of operator 4, CacheInsert and ")
+    assert explain_difference(first, second).endswith("result 1 of operator 1, RMSNorm and result 1 of operator 8, Linear")
 
 
 def test_another_operator_makes_another_kernel() -> None:
@@ -209,6 +226,14 @@ def test_leftovers_become_other_and_idle_rules_are_told() -> None:
         "The recipe's rule 7 (ffn: layers.{n}.mlp) matches no module.",
         "No rule of the recipe takes 'norm' and 1 more (prefill): each became a partition of kind 'other'.",
     )
+
+
+def test_a_kernel_of_two_kinds_is_told() -> None:
+    partitioned = cut(decoder(), (rule("ffn", "layers.{n}.shared"), *RULES))
+    (note,) = partitioned.notes[1:]
+    (expert,) = kernels_of(partitioned, "expert")
+    assert partitioned.notes[0] == "The recipe's rule 6 (expert: layers.{n}.shared) matches no module."
+    assert note == f"Kernel {expert.id} serves partitions of kind 'ffn' too; it is compiled as 'expert'."
 
 
 def test_a_partition_that_is_not_convex_is_refused_with_the_path() -> None:
