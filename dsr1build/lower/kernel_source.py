@@ -79,6 +79,9 @@ def _lower_node(
     inferred = _infer(operator, node, types, attributes)
     operands = [None if not n else _lookup(values, n, node.op) for n in node.inputs if n != PAST]
     wanted = [destinations.get(n) for n in node.outputs]
+    for name, type_, given in zip(node.outputs, inferred, wanted, strict=True):
+        if given is not None and given.type != type_:
+            raise ValueError(f"result {name} is {type_}, its argument {given.name[1:]} is {given.type}")
     emitter.set_destinations(wanted)
     lowered = operator.lower(emitter, operands, attributes)
     left = emitter.untaken_destinations()
