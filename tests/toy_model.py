@@ -210,6 +210,7 @@ def write_checkpoint(directory: Path, values: dict[str, np.ndarray]) -> dict[str
             data, at = data + content, at + len(content)
         header = json.dumps(entries).encode()
         header += b" " * (-len(header) % 8)
+        (directory / file).unlink(missing_ok=True)
         (directory / file).write_bytes(len(header).to_bytes(8, "little") + header + data)
         for name in part:
             begin, end = entries[name]["data_offsets"]

@@ -17,6 +17,8 @@ EPILOG = """examples:
 OUTPUTS: Mapping[str, tuple[str, str]] = {
     "plan": ("dsr1build.plan.report", "PLAN_SCHEMA"),
     "events": ("dsr1build.execute.events", "EVENT_SCHEMA"),
+    "inspect": ("dsr1build.link.inspection", "INSPECT_SCHEMA"),
+    "manifest": ("dsr1build.link.manifest", "MANIFEST_SCHEMA"),
 }
 FILES: tuple[str, ...] = ("build", "recipe", "target", "profile")
 
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=(*FILES, *OUTPUTS),
-        help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`)",
+        help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`), "
+        "inspect (`inspect --json`), manifest (manifest.json of a bundle)",
     )
 
 

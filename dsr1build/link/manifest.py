@@ -146,9 +146,7 @@ class Manifest(_Part):
         return (self.model_dump_json(indent=1) + "\n").encode("utf-8")
 
 
-def manifest_schema() -> dict[str, Any]:
-    """The JSON Schema of manifest.json."""
-    return Manifest.model_json_schema(mode="serialization")
+MANIFEST_SCHEMA: dict[str, Any] = Manifest.model_json_schema(mode="serialization")
 
 
 def kernel_infos(program: Program) -> tuple[KernelInfo, ...]:
