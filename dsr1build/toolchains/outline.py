@@ -291,8 +291,9 @@ def _emit_phase(
     noalias: dict[str, ir.Attribute] = {"llvm.noalias": ir.UnitAttr.get()}
     readonly = {**noalias, "llvm.readonly": ir.UnitAttr.get()}
     attributes = [readonly if signature.arguments[k].role in ("input", "weight") else noalias for k in used]
-    attributes += [noalias] * (len(buffers) + 1) + [{}] * (len(signature.dims) + 2)
-    types = [_pointer()] * (len(used) + len(buffers) + 1) + [_i64()] * (len(signature.dims) + 2)
+    temporaries = len(buffers) + len(local.offsets)
+    attributes += [noalias] * temporaries + [{}] * (len(signature.dims) + 2)
+    types = [_pointer()] * (len(used) + temporaries) + [_i64()] * (len(signature.dims) + 2)
     with ir.InsertionPoint(module.body):
         body = func.FuncOp(f"{name}_body", ir.FunctionType.get(types, []), visibility="private")
     body.attributes["llvm.linkage"] = ir.Attribute.parse("#llvm.linkage<internal>")
@@ -300,7 +301,8 @@ def _emit_phase(
     entry = body.add_entry_block()
     parameters = list(entry.arguments)
     pointers, rest = parameters[: len(used)], parameters[len(used) :]
-    scratch_pointers, (local_pointer, *numbers_in) = rest[: len(buffers)], rest[len(buffers) :]
+    scratch_pointers, local_pointers = rest[: len(buffers)], rest[len(buffers) : temporaries]
+    numbers_in = rest[temporaries:]
     with ir.InsertionPoint(entry):
         dims = {d: _to_index(v) for d, v in zip(signature.dims, numbers_in[:-2], strict=True)}
         lo, hi = _to_index(numbers_in[-2]), _to_index(numbers_in[-1])
@@ -309,7 +311,6 @@ def _emit_phase(
         for k, pointer in zip(used, pointers, strict=True):
             dynamic = [dims[s] for s in signature.arguments[k].type.shape if isinstance(s, str)]
             arguments[k].replace_all_uses_with(_memref(pointer, ir.MemRefType(arguments[k].type), dynamic))
-        local_offsets = [sizes.emit(offset, dims) for offset in local.offsets]
         if not parallel:
             # A serial phase is a loop of one item too: an empty range must do nothing, for in-place updates do not repeat.
             serial = scf.ForOp(lo, hi, sizes.index(1))
@@ -322,9 +323,7 @@ def _emit_phase(
     for op, pointer in zip(buffers, scratch_pointers, strict=True):
         _replace_alloc(op, pointer)
     for op in all_operations(body.operation, ["memref.alloc"]):
-        with ir.InsertionPoint(op):
-            pointer = _at(local_pointer, local_offsets[int(op.attributes["local_buffer"].value)])
-        _replace_alloc(op, pointer)
+        _replace_alloc(op, local_pointers[int(op.attributes["local_buffer"].value)])
     if parallel:
         _flatten(next(op.operation for op in entry.operations if op.operation.name == "scf.forall"), lo, hi)
     for op in all_operations(body.operation, ["memref.copy"]):
@@ -340,7 +339,8 @@ def _emit_phase(
         dims = {d: _to_index(v) for d, v in zip(signature.dims, raw, strict=True)}
         operands = [_load(bufs, k, _pointer()) for k in used]
         operands += [_at(scratch_base, sizes.emit(scratch.offsets[n], dims)) for n in numbers]
-        func.CallOp([], f"{name}_body", [*operands, local_base, *raw, lo, hi])
+        operands += [_at(local_base, sizes.emit(offset, dims)) for offset in local.offsets]
+        func.CallOp([], f"{name}_body", [*operands, *raw, lo, hi])
         func.ReturnOp([])
 
 

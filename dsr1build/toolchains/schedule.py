@@ -156,7 +156,8 @@ class _Script:
 
     def fuse(self, producers: Sequence[str], loop: str, cse: bool) -> str:
         """Fuse one producer after the other. Each use gets a clone of its own: where uses branch, cse in the loop must
-        merge them again before the next step, or their number grows exponentially."""
+        merge them again before the next step, or their number grows exponentially. Clones are equal only after their
+        dynamic sizes are expressed by arguments, not by the dimensions of what each of them feeds."""
         for producer in producers:
             fused, new_loop = self._name(), self._name()
             self.lines.append(
@@ -165,6 +166,8 @@ class _Script:
             )
             loop = new_loop
             if cse:
+                sizes = "transform.apply_patterns.memref.resolve_ranked_shaped_type_result_dims"
+                self.lines.append(f"transform.apply_patterns to {loop} {{ {sizes} }} : {_ANY}")
                 self.lines.append(f"transform.apply_cse to {loop} : {_ANY}")
         return loop
 
