@@ -92,14 +92,14 @@ def reference_logits(directory: Path, ids: Sequence[int]) -> np.ndarray[Any, np.
     import torch
 
     with torch.no_grad():
-        return _reference(directory)(torch.tensor([list(ids)])).logits[0].float().numpy()
+        return reference_model(directory)(torch.tensor([list(ids)])).logits[0].float().numpy()
 
 
 def reference_generate(
     directory: Path, ids: Sequence[int], max_new: int
 ) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float32]]]:
     """Greedily chosen tokens and the logits [max_new, vocabulary] that each was chosen from; no end of text."""
-    return _generate(_reference(directory), ids, max_new)
+    return _generate(reference_model(directory), ids, max_new)
 
 
 def _quiet_transformers() -> Any:
@@ -112,7 +112,8 @@ def _quiet_transformers() -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _reference(directory: Path) -> Any:
+def reference_model(directory: Path) -> Any:
+    """transformers' own model of a checkpoint, in float32 with eager attention."""
     import torch
 
     transformers = _quiet_transformers()
@@ -170,7 +171,8 @@ def _fill(model: Any, seed: int, stored: Any) -> None:
             tensor.copy_(values.to(stored).to(torch.float32))
 
 
-def _routers(model: Any) -> list[Any]:
+def routers(model: Any) -> list[Any]:
+    """The router modules of transformers' DeepSeek-V3, in the order of their layers."""
     return [module for module in model.modules() if type(module).__name__ == "DeepseekV3TopkRouter"]
 
 
@@ -187,7 +189,7 @@ def _use_configured_scoring(model: Any) -> None:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return logits, weights * router.routed_scaling_factor, indices
 
-    for router in _routers(model):
+    for router in routers(model):
         router.forward = functools.partial(forward, router)
 
 
@@ -198,7 +200,7 @@ class _RouterMargin:
         self.smallest = float("inf")
         softmax = getattr(model.config, "scoring_func", "sigmoid") == "softmax"
         self._handles = []
-        for router in _routers(model):
+        for router in routers(model):
             self._handles.append(router.register_forward_hook(functools.partial(self._measure, softmax)))
 
     def __enter__(self) -> "_RouterMargin":

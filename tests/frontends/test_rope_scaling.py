@@ -89,7 +89,7 @@ def test_both_spellings_are_one_model(load_config: Callable[..., Model]) -> None
     del parameters["type"]
     new = load_config(
         "r1-mini",
-        **{name: ... for name in ("rope_scaling", "rope_theta", "torch_dtype", "topk_method", "scoring_func", "ep_size")},
+        **dict.fromkeys(("rope_scaling", "rope_theta", "torch_dtype", "topk_method", "scoring_func", "ep_size"), ...),
         rope_parameters=parameters,
         dtype="bfloat16",
         head_dim=8,

@@ -140,12 +140,12 @@ def _read_experts(fields: Fields) -> _Experts:
     if top_groups > groups:
         fields.refuse("topk_group", f"topk_group {top_groups} is greater than n_group {groups}", "Correct the value.")
     size = count // groups
-    if top_k > top_groups * size:
-        message = f"num_experts_per_tok {top_k} is greater than the {top_groups * size} experts that can be chosen"
-        fields.refuse("num_experts_per_tok", message, "Correct the value.")
     if method == "noaux_tc" and groups > 1 and size < 2:
         message = f"n_group {groups} leaves {size} expert in a group; the score of a group is the sum of its two best"
         fields.refuse("n_group", message, "Correct the value.")
+    if top_k > top_groups * size:
+        message = f"num_experts_per_tok {top_k} is greater than the {top_groups * size} experts that can be chosen"
+        fields.refuse("num_experts_per_tok", message, "Correct the value.")
     if top_groups == groups:
         # Every group is chosen: the same function as no groups at all, and so the same kernel.
         groups = top_groups = 1

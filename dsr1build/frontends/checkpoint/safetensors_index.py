@@ -9,6 +9,7 @@ length and offset is checked against the file before it is used.
 import itertools
 import json
 import re
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,13 +92,11 @@ def conversion(directory: Path) -> str:
     """The command that converts a pickled checkpoint; it needs torch and transformers."""
     target = directory.with_name(directory.name + "-safetensors")
     code = (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer; "
-        f"s, d = {str(directory)!r}, {str(target)!r}; "
-        "AutoModelForCausalLM.from_pretrained(s, dtype='auto').save_pretrained(d); "
-        "AutoTokenizer.from_pretrained(s).save_pretrained(d)"
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer; source, target = sys.argv[1:]; "
+        "AutoModelForCausalLM.from_pretrained(source, dtype='auto').save_pretrained(target); "
+        "AutoTokenizer.from_pretrained(source).save_pretrained(target)"
     )
-    quoted = code.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$").replace("`", "\\`")
-    return f'    python -c "{quoted}"'
+    return f'    python -c "{code}" {shlex.quote(str(directory))} {shlex.quote(str(target))}'
 
 
 def _check_shards_complete(directory: Path, present: list[str]) -> None:
