@@ -291,7 +291,7 @@ class Pipeline(_Section):
         default_factory=dict,
         description="Block sizes of the loop schedules: for `dot`, the `rows` of weights of one work item and the `tokens`"
         " of one block.",
-        examples=[{"dot": {"rows": 4, "tokens": 4}}],
+        examples=[{"dot": {"rows": 4, "tokens": 2}}],
     )
     passes: Passes = Field(
         default_factory=dict,

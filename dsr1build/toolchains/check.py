@@ -6,6 +6,7 @@ from mlir import ir
 from dsr1build.errors import BuildFailed
 from dsr1build.graph.signature import Signature
 from dsr1build.toolchains.outline import VIEWS
+from dsr1build.toolchains.pipeline import place
 from dsr1build.toolchains.rewrite import all_operations
 
 # A kernel may leave these and nothing else to the linker.
@@ -30,7 +31,7 @@ def check_copies(module: ir.Module, signature: Signature) -> None:
             argument = protected[source]
             raise BuildFailed(
                 f"{argument.role} {argument.name!r} is copied as a whole",
-                where=str(op.location),
+                where=place(op.location),
                 hint="Read only the updated value after an update.",
             )
 
@@ -42,13 +43,13 @@ def check_lowered(module: ir.Module) -> None:
         if op.name != "builtin.module" and not op.name.startswith("llvm."):
             raise BuildFailed(
                 f"{op.name} is not lowered",
-                where=str(op.location),
+                where=place(op.location),
                 hint="Use only the operations that docs/architecture.md lists, or extend the pass group 'lower'.",
             )
     for op in all_operations(module.operation, ["llvm.func"]):
         name = str(op.attributes["sym_name"].value)
         if not op.regions[0].blocks and name not in ALLOWED_SYMBOLS:
-            raise BuildFailed(f"the kernel calls {name!r}", where=str(op.location), hint=_allowed())
+            raise BuildFailed(f"the kernel calls {name!r}", where=place(op.location), hint=_allowed())
 
 
 def check_symbols(undefined: set[str]) -> None:

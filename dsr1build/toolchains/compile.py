@@ -14,7 +14,7 @@ from dsr1build.errors import BuildFailed
 from dsr1build.graph.signature import Signature
 from dsr1build.toolchains import check, cpu, sizes, tools
 from dsr1build.toolchains.outline import Outlined, outline
-from dsr1build.toolchains.pipeline import run_passes
+from dsr1build.toolchains.pipeline import diagnostics, run_passes
 from dsr1build.toolchains.rewrite import all_operations, expand_exp, loads_at_any_address, use_fma
 from dsr1build.toolchains.schedule import schedule_kernel
 from dsr1build.toolchains.target import KERNEL_SCHEMA_VERSION, kernel_symbol
@@ -60,13 +60,13 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
         try:
             module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise BuildFailed(f"the kernel text does not parse: {_diagnostics(error)}", where="kernel.mlir") from error
+            raise BuildFailed(f"the kernel text does not parse: {diagnostics(error)}", where="kernel.mlir") from error
 
         def run_group(name: str) -> None:
             try:
                 run_passes(module, groups[name])
             except ir.MLIRError as error:
-                raise BuildFailed(f"the pass group {name!r} failed: {_diagnostics(error)}", where="@kernel") from error
+                raise BuildFailed(f"the pass group {name!r} failed: {diagnostics(error)}", where="@kernel") from error
             keep(name, str(module))
 
         run_group("parse")
@@ -102,12 +102,9 @@ def _blob(fields: Fields, name: str, inputs: Path) -> bytes:
     return (inputs / reference.sha256).read_bytes()
 
 
-def _diagnostics(error: ir.MLIRError) -> str:
-    return "; ".join(f"{d.location}: {d.message}" for d in error.error_diagnostics) or str(error)
-
-
 def _bind_dims(module: ir.Module, signature: Signature) -> None:
-    """``tensor.dim`` of an argument is the run-time dimension that the signature names."""
+    """Every ``tensor.dim`` becomes the run-time dimension that the signature names: first one of an argument, then that."""
+    run_passes(module, "resolve-ranked-shaped-type-result-dims")
     kernel = next(op for op in module.body.operations if op.operation.name == "func.func")
     arguments = list(kernel.entry_block.arguments)
     position = {argument: k for k, argument in enumerate(arguments[: len(signature.arguments)])}

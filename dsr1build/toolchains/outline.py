@@ -15,6 +15,7 @@ from mlir.dialects import arith, builtin, func, linalg, llvm, scf
 from dsr1build.errors import BuildFailed
 from dsr1build.graph.signature import Signature
 from dsr1build.toolchains import sizes
+from dsr1build.toolchains.pipeline import place
 from dsr1build.toolchains.rewrite import all_operations
 from dsr1build.toolchains.sizes import Size
 
@@ -139,7 +140,8 @@ def _byte_size(alloc: ir.Operation, names: Mapping[ir.Value, str]) -> Size:
         dynamic = [sizes.upper_bound(v, names) for v in alloc.operands]
     except sizes.NotOfDims as error:
         raise BuildFailed(
-            f"the size of a temporary {type_} depends on {error}, not only on the run-time dimensions", where=str(alloc.location)
+            f"the size of a temporary {type_} depends on {error}, not only on the run-time dimensions",
+            where=place(alloc.location),
         ) from error
     for extent in type_.shape:
         if extent != ir.ShapedType.get_dynamic_size():
@@ -161,7 +163,7 @@ def _items(forall: ir.Operation, names: Mapping[ir.Value, str]) -> Size:
             count = sizes.combine("*", count, bound if isinstance(bound, int) else sizes.exact(bound, names))
         except sizes.NotOfDims as error:
             raise BuildFailed(
-                f"the number of work items depends on {error}, not only on the run-time dimensions", where=str(forall.location)
+                f"the number of work items depends on {error}, not only on the run-time dimensions", where=place(forall.location)
             ) from error
     return count
 
@@ -170,7 +172,7 @@ def _bounds(forall: ir.Operation) -> list[int | ir.Value]:
     """The upper bounds of a normalized scf.forall (lower bounds 0, steps 1)."""
     loop = forall.opview
     if any(v != 0 for v in loop.staticLowerBound) or any(v != 1 for v in loop.staticStep):
-        raise BuildFailed("a parallel loop does not count from 0 by 1", where=str(forall.location))
+        raise BuildFailed("a parallel loop does not count from 0 by 1", where=place(forall.location))
     dynamic = iter(loop.dynamicUpperBound)
     return [next(dynamic) if s == ir.ShapedType.get_dynamic_size() else s for s in loop.staticUpperBound]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlir import ir
-from mlir.dialects import arith, math
+from mlir.dialects import arith, math, vector
 
 # Cephes expf: x = n ln 2 + r with ln 2 in two parts, e^r by a polynomial of degree 5 in Horner form.
 LOG2_E = 1.4426950408889634
@@ -81,22 +81,42 @@ def use_fma(module: ir.Module) -> None:
     """``c + a * b`` becomes ``fma(a, b, c)`` where the product has no other use.
 
     A contract flag would leave the choice to each site: where LLVM vectorises a loop over work items, body and remainder
-    choose differently, and the result depends on [lo, hi). Written down, the choice is the same everywhere.
+    choose differently, and the result depends on [lo, hi). Written down, the choice is the same everywhere. So it must not
+    depend on the block either: the vectoriser puts a shape_cast between product and sum of some blocks and not of others.
     """
     for add in all_operations(module.operation, ["arith.addf", "arith.subf"]):
         for k in (1, 0) if add.name == "arith.addf" else (1,):
-            product = add.operands[k].owner
-            if isinstance(product, ir.Block):
+            chain = _product_behind(add.operands[k], add)
+            if not chain:
                 continue
-            mul = product.operation
-            if mul.name != "arith.mulf" or mul.block != add.operation.block or len(list(mul.results[0].uses)) != 1:
-                continue
+            product = chain[-1]
             with ir.InsertionPoint(add), add.location:
-                left = arith.negf(mul.operands[0]) if add.name == "arith.subf" else mul.operands[0]
-                add.results[0].replace_all_uses_with(math.fma(left, mul.operands[1], add.operands[1 - k]))
-            add.erase()
-            mul.erase()
+                factors = [_cast(v, add.results[0].type) for v in product.operands]
+                if add.name == "arith.subf":
+                    factors[0] = arith.negf(factors[0])
+                add.results[0].replace_all_uses_with(math.fma(*factors, add.operands[1 - k]))
+            for op in (add, *chain):
+                op.erase()
             break
+
+
+def _product_behind(value: ir.Value, add: ir.Operation) -> list[ir.Operation]:
+    """The operations from ``value`` back to a multiplication, through shape casts, each used once and in the block of
+    ``add``; empty where there is none."""
+    chain: list[ir.Operation] = []
+    while not isinstance(value.owner, ir.Block):
+        op = value.owner.operation
+        if op.name not in ("arith.mulf", "vector.shape_cast") or op.block != add.operation.block or len(list(value.uses)) != 1:
+            return []
+        chain.append(op)
+        if op.name == "arith.mulf":
+            return chain
+        value = op.operands[0]
+    return []
+
+
+def _cast(value: ir.Value, type_: ir.Type) -> ir.Value:
+    return value if value.type == type_ else vector.shape_cast(type_, value)
 
 
 def loads_at_any_address(module: ir.Module) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlir import ir
 
 from dsr1build.errors import BuildFailed
-from dsr1build.toolchains.pipeline import run_passes
+from dsr1build.toolchains.pipeline import diagnostics, place, run_passes
 from dsr1build.toolchains.rewrite import all_operations
 
 TAG = re.compile(r"p(\d+)/(\w+)/(\w+)")
@@ -70,11 +70,11 @@ def read_phases(module: ir.Module) -> list[TaggedPhase]:
     groups: dict[tuple[int, str], list[ir.Operation]] = {}
     for op in all_operations(module.operation, ["linalg.generic"]):
         if "tag" not in op.attributes:
-            raise BuildFailed("a linalg.generic has no tag", where=str(op.location))
+            raise BuildFailed("a linalg.generic has no tag", where=place(op.location))
         tag = str(op.attributes["tag"].value)
         parts = TAG.fullmatch(tag)
         if not parts:
-            raise BuildFailed(f"{tag!r} is no tag of the form p<phase>/<schedule>/<role>", where=str(op.location))
+            raise BuildFailed(f"{tag!r} is no tag of the form p<phase>/<schedule>/<role>", where=place(op.location))
         groups.setdefault((int(parts[1]), parts[2]), []).append(op.operation)
     numbers = [number for number, _ in groups]
     for number in numbers:
@@ -208,8 +208,7 @@ class _Script:
         try:
             run_passes(module, "transform-interpreter")
         except ir.MLIRError as error:
-            messages = [d.message for d in error.error_diagnostics] or [str(error)]
-            raise BuildFailed(f"the schedule does not fit: {'; '.join(messages)}", where=phase.name) from error
+            raise BuildFailed(f"the schedule does not fit: {diagnostics(error)}", where=phase.name) from error
         sequence.erase()
         del attributes["transform.with_named_sequence"]
         # No cse here: it would merge equal fills of phases to come, and bufferization pays for that with a copy.
