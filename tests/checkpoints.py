@@ -103,9 +103,12 @@ def reference_generate(
 
 
 def _quiet_transformers() -> Any:
-    """The library without progress bars and without its report of tensors that a checkpoint lacks or has too many."""
+    """The library on one thread, without progress bars and without its report of missing and unexpected tensors."""
+    import torch
     import transformers
 
+    # The models are so small that a second thread only waits, and waits long where tests run side by side.
+    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

@@ -61,7 +61,8 @@ def load_model(*, checkpoint: Path | None, config: Path | None, seed: int | None
     assert config is not None
     fields = read_fields(config)
     blueprint = _read_blueprint(fields)
-    types = {name: TensorType(_default_dtype(e.role, blueprint.dtype), e.shape) for name, e in blueprint.tensors.items()}
+    distinct = {e: TensorType(_default_dtype(e.role, blueprint.dtype), e.shape) for e in set(blueprint.tensors.values())}
+    types = {name: distinct[e] for name, e in blueprint.tensors.items()}
     by_role = {role: _random_source(role, blueprint.deviation, seed or 0) for role in _STORED}
     sources: dict[str, WeightSource] = {name: by_role[e.role] for name, e in blueprint.tensors.items()}
     return _assemble(fields, blueprint, context, types, sources, blueprint.bos_token_ids, blueprint.eos_token_ids)

@@ -4,6 +4,7 @@ A decoder is: embedding, layers (norm, attention, norm, feed-forward; both with 
 nodes of the main graph are the same for prefill and decode; the modes differ in the bodies of the functions they call.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -26,6 +27,12 @@ class Expected:
 
     shape: tuple[int, ...]
     role: Role
+
+
+@functools.cache
+def expected(shape: tuple[int, ...], role: Role) -> Expected:
+    """The one object for this shape and role: R1 has 90,000 tensors of some thirty kinds."""
+    return Expected(shape, role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +88,26 @@ class Draft:
     states: dict[str, int] = field(default_factory=dict)
 
     def gain(self, name: str, width: int) -> str:
-        self.tensors[name] = Expected((width,), "gain")
+        self.tensors[name] = expected((width,), "gain")
         return name
 
     def bias(self, name: str, width: int) -> str:
-        self.tensors[name] = Expected((width,), "bias")
+        self.tensors[name] = expected((width,), "bias")
         return name
 
     def matrix(self, name: str, rows: int, columns: int) -> str:
         """A matrix [rows, columns] that is never quantised."""
-        self.tensors[name] = Expected((rows, columns), "matrix")
+        self.tensors[name] = expected((rows, columns), "matrix")
         return name
 
     def matrices(self, *shapes: tuple[str, int, int]) -> tuple[str, ...]:
         """Names of the matrices and, in an FP8 checkpoint, of their scales after them, in the same order."""
         scales = []
         for name, rows, columns in shapes:
-            self.tensors[name] = Expected((rows, columns), "fp8_matrix" if self.fp8 else "matrix")
+            self.tensors[name] = expected((rows, columns), "fp8_matrix" if self.fp8 else "matrix")
             if self.fp8:
                 scale = name + "_scale_inv"
-                self.tensors[scale] = Expected((-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)), "fp8_scale")
+                self.tensors[scale] = expected((-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)), "fp8_scale")
                 scales.append(scale)
         return (*(name for name, _, _ in shapes), *scales)
 

@@ -293,7 +293,7 @@ def _mixture(draft: bp.Draft, name: str, experts: _Experts, hidden: int, value: 
     router = [draft.matrix(f"{gate}.weight", experts.count, hidden)]
     if experts.selection_bias:
         bias = f"{gate}.e_score_correction_bias"
-        draft.tensors[bias] = bp.Expected((experts.count,), "selection_bias")
+        draft.tensors[bias] = bp.expected((experts.count,), "selection_bias")
         router.append(bias)
     weights, mask = f"{gate}.weights", f"{gate}.mask"
     draft.call("gate", (value, *router), (weights, mask), gate)
