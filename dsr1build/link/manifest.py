@@ -80,7 +80,7 @@ class KernelInfo(_Part):
 
 class ModeInfo(_Part):
     steps: int
-    by_kind: Mapping[str, int] = Field(description="Steps by kind of partition; `experts` are dispatches of routed experts.")
+    by_kind: Mapping[str, int] = Field(description="Steps by kind of partition; `dispatch` runs the chosen experts of a layer.")
     rows: int = Field(description="Tokens that the arena has room for, padding included.")
     buffers: int = Field(description="Values that share the arena.")
     buffer_bytes: int = Field(description="Bytes of these values if none shared memory with another.")
@@ -157,7 +157,7 @@ def kernel_infos(program: Program) -> tuple[KernelInfo, ...]:
 
 
 def mode_info(mode: ModeProgram) -> ModeInfo:
-    kinds = Counter(step.kind if isinstance(step, KernelStep) else "experts" for step in mode.steps)
+    kinds = Counter(step.kind if isinstance(step, KernelStep) else "dispatch" for step in mode.steps)
     return ModeInfo(
         steps=len(mode.steps),
         by_kind=dict(sorted(kinds.items())),

@@ -62,7 +62,7 @@ def test_what_a_bundle_consists_of(toy_library: Path, tmp_path: Path) -> None:
     assert manifest["tokenizer"] == ["tokenizer.json", "chat_template.jinja"]
     assert manifest["program"] == program_digest(toy_model.toy_program()).hex()
     assert manifest["modes"]["decode"]["by_kind"] == {
-        "attention": 2, "combine": 2, "embedding": 1, "experts": 2, "gating": 2, "head": 1
+        "attention": 2, "combine": 2, "embedding": 1, "dispatch": 2, "gating": 2, "head": 1
     }  # fmt: skip
     assert names(bundle.parent) == ["plain"]
 
@@ -223,7 +223,7 @@ def test_inspect_shows_a_bundle(toy_library: Path, tmp_path: Path, capsys: pytes
     assert main(["inspect", str(bundle)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("toy: toy for plain (x86_64-unknown-linux-gnu, x86-64)\n")
-    assert "  decode      10 steps: 2 attention, 2 combine, 1 embedding, 2 experts, 2 gating, 1 head\n" in text
+    assert "  decode      10 steps: 2 attention, 2 combine, 2 dispatch, 1 embedding, 2 gating, 1 head\n" in text
     assert "expert  expert     12 in prefill, 12 in decode; variants: exact 1, padded 4, range\n" in text
     assert text.endswith("  CPU needs   sse2\n              this machine has them all\n")
     assert main(["inspect", str(bundle), "--json"]) == 0
