@@ -10,74 +10,22 @@ The expanded form costs the expansion of all rows once for each head, the absorb
 for many tokens, the second for few.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from dsr1build.graph.model import Dim, TensorType
+from dsr1build.graph.model import TensorType
 from dsr1build.ops.dense import widened_weight
-from dsr1build.ops.emitter import Body, Emitter, Value
-from dsr1build.ops.operator import (
-    Attributes,
-    Operands,
-    Operator,
-    Types,
-    activation,
-    aligned,
-    integer,
-    real,
-    refuse_block_scales,
-    required,
-    scalar_past,
-    weight_matrix,
-)
-
-# Heads of one work item of the absorbed form: a cache row that was loaded serves all of them.
-HEAD_BLOCK = 4
-# Partial sums of one dot product over a cache row.
-DOT_LANES = 16
-# Terms that one step of the expansion adds to each output: fewer loads and stores of the output for each product.
-EXPANSION_STEP = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    heads: int
-    nope: int
-    rope: int
-    value: int
-    latent: int
-    scale: float
-
-
-def _shape(types: Types, attributes: Attributes) -> _Shape:
-    q, cache, w_kvb, past, scale_kvb = aligned(types, 5)
-    shape = _Shape(
-        integer(attributes, "heads"),
-        integer(attributes, "nope"),
-        integer(attributes, "rope"),
-        integer(attributes, "value"),
-        activation(cache, "cache")[1] - integer(attributes, "rope"),
-        real(attributes, "scale"),
-    )
-    if min(shape.heads, shape.nope, shape.rope, shape.value, shape.latent) < 1:
-        raise ValueError(f"heads, nope, rope, value and the latent columns must be positive, got {shape}")
-    if activation(q, "q")[1] != shape.heads * (shape.nope + shape.rope):
-        raise ValueError(f"q is {q}, expected {shape.heads} heads of {shape.nope} + {shape.rope} columns")
-    if weight_matrix(w_kvb, "w_kvb", shape.latent, scale_kvb) != shape.heads * (shape.nope + shape.value):
-        raise ValueError(f"w_kvb is {w_kvb}, expected {shape.heads} heads of {shape.nope} + {shape.value} rows")
-    scalar_past(past)
-    return shape
+from dsr1build.ops.latent_lowering import LatentShape, latent_shape, lower_absorbed, lower_expanded
+from dsr1build.ops.operator import Attributes, Operator, Types, activation, required
 
 
 def _infer(types: Types, attributes: Attributes) -> tuple[TensorType, ...]:
-    shape = _shape(types, attributes)
+    shape = latent_shape(types, attributes)
     return (TensorType("f32", (activation(types[0], "q")[0], shape.heads * shape.value)),)
 
 
-def _reference(types: Types, attributes: Attributes, context: Callable[[_Shape], str]) -> str:
-    """Both forms but for ``context``: statements that define ``scores`` [heads, T, L] and ``attended`` [heads, T, value]."""
-    s = _shape(types, attributes)
+def _reference(types: Types, attributes: Attributes, context: Callable[[LatentShape], str]) -> str:
+    """What both forms share, then ``context``: the statements from the scores to ``y``."""
+    s = latent_shape(types, attributes)
     w_kvb = required(types[2], "w_kvb")
     return f"""
         first = Constant <value_ints = [0]> ()
@@ -125,7 +73,7 @@ _SOFTMAX = """
 """
 
 
-def _result(s: _Shape) -> str:
+def _result(s: LatentShape) -> str:
     return f"""
         by_token = Transpose <perm = [1, 0, 2]> (attended)
         y_shape = Constant <value_ints = [-1, {s.heads * s.value}]> ()
@@ -134,7 +82,7 @@ def _result(s: _Shape) -> str:
 
 
 def _reference_expanded(types: Types, attributes: Attributes) -> str:
-    def context(s: _Shape) -> str:
+    def context(s: LatentShape) -> str:
         return f"""
         w_uk_turned = Transpose <perm = [0, 2, 1]> (w_uk)
         k = MatMul (latent, w_uk_turned)
@@ -149,7 +97,7 @@ def _reference_expanded(types: Types, attributes: Attributes) -> str:
 
 
 def _reference_absorbed(types: Types, attributes: Attributes) -> str:
-    def context(s: _Shape) -> str:
+    def context(s: LatentShape) -> str:
         return f"""
         latent_turned = Transpose <perm = [1, 0]> (latent)
         q_latent = MatMul (q_nope, w_uk)
@@ -162,224 +110,6 @@ def _reference_absorbed(types: Types, attributes: Attributes) -> str:
     return _reference(types, attributes, context)
 
 
-# -- lowering -------------------------------------------------------------------------------------------------------
-
-
-def _f32(*shape: Dim) -> TensorType:
-    return TensorType("f32", shape)
-
-
-def _accumulate(
-    e: Emitter, role: str, loops: str, ins: Sequence[tuple[Value, str]], out: tuple[Value, str], iterators: str
-) -> Value:
-    """``out += ins[0] * ins[1]``, the operands widened to f32."""
-    types = [v.type.dtype for v, _ in ins]
-
-    def multiply(b: Body, x: str, w: str, acc: str) -> str:
-        return b.mac(acc, b.widen(x, types[0]), b.widen(w, types[1]))
-
-    return e.generic(role, loops, ins, out, iterators, multiply)
-
-
-def _softmax_terms(e: Emitter, scores: Value, scale: float, loops: str, row_iterators: str) -> tuple[Value, Value]:
-    """``exp(scale * s - max)`` over the visible rows, 0 elsewhere, and its sums, from scores [*loops of a row, l].
-
-    ``loops`` ends in l and holds t; a row of the scores is indexed by all loops before l.
-    """
-    names = loops.split(", ")
-    row, t, last = ", ".join(names[:-1]), names.index("t"), len(names) - 1
-    row_type = _f32(*scores.type.shape[:-1])
-
-    def visible(b: Body) -> str:
-        return b.compare_int("ule", b.index(last), b.add_int(e.size_value("past"), b.index(t), "index"))
-
-    masked = e.generic(
-        "mask",
-        loops,
-        [],
-        (scores, loops),
-        row_iterators + "p",
-        lambda b, s: b.select(visible(b), b.mul(s, b.constant(scale)), b.constant(float("-inf"))),
-    )
-    largest = e.filled(row_type, float("-inf"))
-    largest = e.generic(
-        "largest", loops, [(masked, loops)], (largest, row), row_iterators + "r", lambda b, s, acc: b.maximum(acc, s)
-    )
-    terms = e.generic(
-        "terms",
-        loops,
-        [(largest, row)],
-        (masked, loops),
-        row_iterators + "p",
-        lambda b, m, s: b.select(visible(b), b.exp(b.sub(s, m)), b.constant(0.0)),
-    )
-    total = e.generic(
-        "total", loops, [(terms, loops)], (e.filled(row_type), row), row_iterators + "r", lambda b, p, acc: b.add(acc, p)
-    )
-    return terms, total
-
-
-def _lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
-    """One phase, one work item a head: its keys and values are expanded into the worker's local memory.
-
-    Inner loops run over contiguous outputs (n, l, v), never over a sum, so that they vectorise as they stand.
-    """
-    q, cache, w_kvb, s = _operands(operands, attributes, "LatentAttentionExpanded")
-    tokens, heads, length = q.type.shape[0], s.heads, e.length()
-    query_heads = e.expand(q, ((0,), (1, 2)), (tokens, heads, s.nope + s.rope))
-    q_nope = e.slice(query_heads, [0, 0, 0], [tokens, heads, s.nope])
-    q_rope = e.slice(query_heads, [0, 0, s.nope], [tokens, heads, s.rope])
-    k_rope = e.slice(cache, [0, s.latent], [length, s.rope])
-    step = math.gcd(s.latent, EXPANSION_STEP)
-    columns = s.latent // step
-    w_heads = e.expand(w_kvb, ((0, 1), (2,)), (heads, s.nope + s.value, s.latent))
-    destination = e.destination(0, _f32(tokens, heads * s.value))
-    out = e.expand(destination, ((0,), (1, 2)), (tokens, heads, s.value))
-    latents = [e.slice(cache, [0, m], [length, columns], [1, step]) for m in range(step)]
-
-    e.phase("map1")
-
-    def expansion(role: str, start: int, width: int) -> Value:
-        """[heads, length, width]: the latent rows times the transpose of rows start.. of each head's weight."""
-        turned = [
-            e.generic(
-                f"{role}_turned{m}",
-                "h, n, c",
-                [(e.slice(w_heads, [0, start, m], [heads, width, columns], [1, 1, step]), "h, n, c")],
-                (e.empty(_f32(heads, columns, width)), "h, c, n"),
-                "ppp",
-                lambda b, w, _: b.widen(w, w_kvb.type.dtype),
-            )
-            for m in range(step)
-        ]
-
-        def multiply(b: Body, *elements: str) -> str:
-            acc = elements[-1]
-            for m in range(step):
-                acc = b.mac(acc, elements[m], elements[step + m])
-            return acc
-
-        ins = [*((x, "l, c") for x in latents), *((w, "h, c, n") for w in turned)]
-        return e.generic(role, "h, l, c, n", ins, (e.filled(_f32(heads, length, width)), "h, l, n"), "pprp", multiply)
-
-    k = expansion("k", 0, s.nope)
-    k_turned = e.generic(
-        "k_turned", "h, n, l", [(k, "h, l, n")], (e.empty(_f32(heads, s.nope, length)), "h, n, l"), "ppp", lambda b, x, _: x
-    )
-    k_rope_turned = e.generic(
-        "k_rope_turned", "r, l", [(k_rope, "l, r")], (e.empty(_f32(s.rope, length)), "r, l"), "pp", lambda b, x, _: x
-    )
-    scores = e.filled(_f32(heads, tokens, length))
-    scores = _accumulate(
-        e, "nope_scores", "h, t, n, l", [(q_nope, "t, h, n"), (k_turned, "h, n, l")], (scores, "h, t, l"), "pprp"
-    )
-    scores = _accumulate(
-        e, "rope_scores", "h, t, r, l", [(q_rope, "t, h, r"), (k_rope_turned, "r, l")], (scores, "h, t, l"), "pprp"
-    )
-    terms, total = _softmax_terms(e, scores, s.scale, "h, t, l", "pp")
-    v = expansion("v", s.nope, s.value)
-    mixed = e.filled(_f32(heads, tokens, s.value))
-    mixed = _accumulate(e, "mixed", "h, t, l, v", [(terms, "h, t, l"), (v, "h, l, v")], (mixed, "h, t, v"), "pprp")
-    y = e.generic(
-        "out", "h, t, v", [(mixed, "h, t, v"), (total, "h, t")], (out, "t, h, v"), "ppp", lambda b, x, z, _: b.div(x, z)
-    )
-    return (e.collapse(y, ((0,), (1, 2)), destination.type.shape),)
-
-
-def _lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
-    """One phase, one work item for each token and block of heads.
-
-    Dot products along a row of the cache or of W_UV add up in lanes [k, j], the lanes are added at the end.
-    """
-    q, cache, w_kvb, s = _operands(operands, attributes, "LatentAttentionAbsorbed")
-    tokens, length = q.type.shape[0], e.length()
-    block = math.gcd(s.heads, HEAD_BLOCK)
-    blocks = s.heads // block
-    lanes = math.gcd(math.gcd(s.latent, s.rope), DOT_LANES)
-    k, r = s.latent // lanes, s.rope // lanes
-    query_heads = e.expand(q, ((0,), (1, 2, 3)), (tokens, blocks, block, s.nope + s.rope))
-    q_nope = e.slice(query_heads, [0, 0, 0, 0], [tokens, blocks, block, s.nope])
-    q_rope = e.expand(
-        e.slice(query_heads, [0, 0, 0, s.nope], [tokens, blocks, block, s.rope]),
-        ((0,), (1,), (2,), (3, 4)),
-        (tokens, blocks, block, r, lanes),
-    )
-    latent = e.expand(e.slice(cache, [0, 0], [length, s.latent]), ((0,), (1, 2)), (length, k, lanes))
-    k_rope = e.expand(e.slice(cache, [0, s.latent], [length, s.rope]), ((0,), (1, 2)), (length, r, lanes))
-    w_heads = e.expand(w_kvb, ((0, 1, 2), (3, 4)), (blocks, block, s.nope + s.value, k, lanes))
-    w_uk = e.slice(w_heads, [0, 0, 0, 0, 0], [blocks, block, s.nope, k, lanes])
-    w_uv = e.slice(w_heads, [0, 0, s.nope, 0, 0], [blocks, block, s.value, k, lanes])
-    destination = e.destination(0, _f32(tokens, s.heads * s.value))
-    split = ((0,), (1, 2, 3))
-    out = e.expand(destination, split, (tokens, blocks, block, s.value))
-
-    e.phase("map2")
-    by_head = (tokens, blocks, block)
-    q_latent = _accumulate(
-        e,
-        "q_latent",
-        "t, g, i, n, k, j",
-        [(q_nope, "t, g, i, n"), (w_uk, "g, i, n, k, j")],
-        (e.filled(_f32(*by_head, k, lanes)), "t, g, i, k, j"),
-        "ppprpp",
-    )
-    partial = (e.filled(_f32(tokens, blocks, length, block, lanes)), "t, g, l, i, j")
-    operands_latent = [(q_latent, "t, g, i, k, j"), (latent, "l, k, j")]
-    nope = _accumulate(e, "nope_scores", "t, g, l, i, k, j", operands_latent, partial, "pppprp")
-    operands_rope = [(q_rope, "t, g, i, r, j"), (k_rope, "l, r, j")]
-    both = _accumulate(e, "rope_scores", "t, g, l, i, r, j", operands_rope, (nope, partial[1]), "pppprp")
-    scores = e.generic(
-        "scores",
-        "t, g, i, l, j",
-        [(both, "t, g, l, i, j")],
-        (e.filled(_f32(*by_head, length)), "t, g, i, l"),
-        "ppppr",
-        lambda b, p, acc: b.add(acc, p),
-    )
-    terms, total = _softmax_terms(e, scores, s.scale, "t, g, i, l", "ppp")
-    mixed = _accumulate(
-        e,
-        "mixed",
-        "t, g, l, i, k, j",
-        [(terms, "t, g, i, l"), (latent, "l, k, j")],
-        (e.filled(_f32(*by_head, k, lanes)), "t, g, i, k, j"),
-        "pprppp",
-    )
-    values = _accumulate(
-        e,
-        "values",
-        "t, g, i, v, k, j",
-        [(mixed, "t, g, i, k, j"), (w_uv, "g, i, v, k, j")],
-        (e.filled(_f32(*by_head, s.value, lanes)), "t, g, i, v, j"),
-        "pppprp",
-    )
-    added = e.generic(
-        "added",
-        "t, g, i, v, j",
-        [(values, "t, g, i, v, j")],
-        (e.filled(_f32(*by_head, s.value)), "t, g, i, v"),
-        "ppppr",
-        lambda b, p, acc: b.add(acc, p),
-    )
-    y = e.generic(
-        "out",
-        "t, g, i, v",
-        [(added, "t, g, i, v"), (total, "t, g, i")],
-        (out, "t, g, i, v"),
-        "pppp",
-        lambda b, x, z, _: b.div(x, z),
-    )
-    return (e.collapse(y, split, destination.type.shape),)
-
-
-def _operands(operands: Operands, attributes: Attributes, name: str) -> tuple[Value, Value, Value, _Shape]:
-    q, cache, w_kvb, scale_kvb = aligned(operands, 4)
-    refuse_block_scales(scale_kvb, name)
-    q, cache, w_kvb = required(q, "q"), required(cache, "cache"), required(w_kvb, "w_kvb")
-    past = TensorType("i64", ())
-    return q, cache, w_kvb, _shape([q.type, cache.type, w_kvb.type, past], attributes)
-
-
 _INPUTS = ("q", "cache", "w_kvb", "past", "scale_kvb?")
 _ATTRIBUTES = ("heads", "nope", "rope", "value", "scale")
 
@@ -390,7 +120,7 @@ LATENT_ATTENTION_EXPANDED = Operator(
     attributes=_ATTRIBUTES,
     infer=_infer,
     reference=_reference_expanded,
-    lower=_lower_expanded,
+    lower=lower_expanded,
     tolerance=2e-6,
     row_independent=False,
 )
@@ -402,7 +132,7 @@ LATENT_ATTENTION_ABSORBED = Operator(
     attributes=_ATTRIBUTES,
     infer=_infer,
     reference=_reference_absorbed,
-    lower=_lower_absorbed,
+    lower=lower_absorbed,
     tolerance=2e-6,
     row_independent=False,
 )

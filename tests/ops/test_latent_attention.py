@@ -130,26 +130,20 @@ def test_kernel_gives_what_the_reference_gives(form, size, dtype, tokens, tmp_pa
             (got,), (expected,) = run_both(form, types, attributes, compiled, arrays, dims)
             assert relative_error(got, expected) < form.tolerance
             assert relative_error(got, attention_in_float64(size, arrays)) < form.tolerance
+    if tokens is None:
+        # A row's bits do not depend on the tokens that follow it.
+        first = arrays | {"q": arrays["q"][:2]}
+        (part,), _ = run_both(form, types, attributes, compiled, first, {"tokens": 2, "past": 37, "context": CONTEXT})
+        assert part.tobytes() == got[:2].tobytes()
 
 
-def test_rows_do_not_depend_on_the_tokens_that_follow(tmp_path):
-    for form in FORMS:
-        types, attributes = types_of(SMALL), attributes_of(SMALL)
-        compiled = compile_text(*kernel(form, types, attributes, None), tmp_path / form.name)
-        arrays = arrays_of(SMALL, 5, 20)
-        whole = compiled.call(arrays | {"y": np.zeros((5, 96), np.float32)}, {"tokens": 5, "past": 20, "context": CONTEXT})["y"]
-        first = arrays | {"q": arrays["q"][:2], "y": np.zeros((2, 96), np.float32)}
-        part = compiled.call(first, {"tokens": 2, "past": 20, "context": CONTEXT})["y"]
-        assert part.tobytes() == whole[:2].tobytes()
-
-
-def test_local_memory_does_not_grow_with_the_heads(tmp_path):
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_heads(tmp_path):
     for form in FORMS:
         sizes = []
         for heads in (4, 16):
-            size = SMALL | {"heads": heads}
-            text, signature = kernel(form, types_of(size), attributes_of(size), None)
-            compiled = compile_text(text, signature, tmp_path / f"{form.name}-{heads}")
+            size = ODD | {"heads": heads}
+            compiled = compile_text(*kernel(form, types_of(size), attributes_of(size), None), tmp_path / f"{form.name}-{heads}")
             _, scratch, local = compiled.plan({"tokens": 3, "past": 900, "context": 1000})
             sizes.append((scratch, local))
         assert sizes[0] == sizes[1]
