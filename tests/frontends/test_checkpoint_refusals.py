@@ -318,6 +318,15 @@ def test_a_missing_shard(sharded: Path, checkpoint_refusal: Refusal) -> None:
     )
 
 
+def test_a_missing_shard_with_the_names_of_r1(sharded: Path, checkpoint_refusal: Refusal) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
+    for i in (1, 2, 3):
+        (sharded / f"model-0000{i}-of-00003.safetensors").rename(sharded / f"model-0000{i}-of-000004.safetensors")
+    assert checkpoint_refusal(sharded) == (
+        "sharded: error: shard model-00004-of-000004.safetensors of 4 is missing\nhelp: Download the missing files."
+    )
+
+
 @pytest.mark.parametrize("file", ["../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "model.bin", 3])
 def test_an_index_that_leads_elsewhere(sharded: Path, checkpoint_refusal: Refusal, file: Any) -> None:
     write_index(sharded, {**read_index(sharded), NORM: file})

@@ -70,6 +70,21 @@ CASES: list[tuple[str, str, Any, str, str]] = [
     ("r1-mini", "rms_norm_eps", 0, "rms_norm_eps must be greater than 0, not 0", CORRECT),
     ("r1-mini", "rms_norm_eps", float("inf"), "rms_norm_eps must be a finite number, not Infinity", CORRECT),
     ("r1-mini", "rope_theta", [1], "rope_theta must be a finite number, not [1]", CORRECT),
+    ("r1-mini", "rope_theta", 1e300, "rope_theta is out of range: its size must lie between 1e-30 and 1e+30", CORRECT),
+    (
+        "r1-mini",
+        "routed_scaling_factor",
+        1e-300,
+        "routed_scaling_factor is out of range: its size must lie between 1e-30 and 1e+30",
+        CORRECT,
+    ),
+    (
+        "deepseek-r1",
+        "num_hidden_layers",
+        4000,
+        "4000 layers of 256 experts are more than 1000000 experts in all",
+        CORRECT,
+    ),
     ("r1-mini", "norm_topk_prob", "yes", 'norm_topk_prob must be true or false, not "yes"', CORRECT),
     ("r1-mini", "eos_token_id", "x", 'eos_token_id must be a token id or a list of token ids, not "x"', CORRECT),
     ("r1-mini", "is_encoder_decoder", True, "an encoder-decoder model is not supported", "Supported: decoder-only models."),
@@ -125,6 +140,13 @@ CASES: list[tuple[str, str, Any, str, str]] = [
         {"quant_method": "awq"},
         "unknown field 'quantization_config': its effect on the model is not known",
         "Remove the field if it does not change the model's numbers.",
+    ),
+    (
+        "qwen2-mini",
+        "num_attention_heads",
+        10,
+        "hidden_size 96 is not a multiple of num_attention_heads 10",
+        "Correct the value, or give head_dim.",
     ),
     ("qwen2-mini", "head_dim", 15, "the rotated width of a head must be even, not 15", CORRECT),
     ("qwen2-mini", "use_mrope", True, "use_mrope true is not supported", "Supported: false."),
@@ -278,6 +300,11 @@ def test_context_of_nothing() -> None:
             "config.json: error: not a text file: byte 0 is not UTF-8\nhelp: Save the file as UTF-8.",
         ),
         (
+            b'{"a": ' + b"1" * 5000 + b"}",
+            "config.json: error: invalid JSON: Exceeds the limit (4300 digits) for integer string conversion: value has 5000 "
+            "digits; use sys.set_int_max_str_digits() to increase the limit\nhelp: Check that this is the right file.",
+        ),
+        (
             b"[" * 100_000,
             "config.json: error: invalid JSON: nested too deeply\nhelp: Check that this is the right file.",
         ),
@@ -287,6 +314,26 @@ def test_not_a_configuration(tmp_path: Path, content: bytes, expected: str) -> N
     path = tmp_path / "config.json"
     path.write_bytes(content)
     assert config_error(path) == expected
+
+
+ODD_VALUES = [None, True, -1, 0, 1, 3, 10**400, -0.5, 1e-320, 1e308, float("nan"), "", "x", [], [None], {}, {"type": "yarn"}]
+
+
+@pytest.mark.parametrize("name", ["r1-mini", "qwen2-mini", "llama-mini"])
+def test_any_value_of_any_field_is_read_or_refused(load_config: Callable[..., object], name: str) -> None:
+    config = config_of(name)
+    inner = [("rope_scaling", key) for key in config.get("rope_scaling", {})]
+    refused = 0
+    for field, key in [*((field, "") for field in config), *inner]:
+        for value in ODD_VALUES:
+            changed = {**config[field], key: value} if key else value
+            try:
+                load_config(name, **{field: changed})
+            except InvalidInput as error:
+                refused += 1
+                assert error.message
+                assert error.hint
+    assert refused > 250
 
 
 def test_no_such_configuration(tmp_path: Path) -> None:

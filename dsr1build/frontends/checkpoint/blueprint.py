@@ -18,6 +18,7 @@ Role: TypeAlias = Literal["gain", "matrix", "bias", "selection_bias", "fp8_matri
 # The layers of every known model stay far below; a wrong number must not make a graph that fills the memory.
 MOST_LAYERS = 4096
 MOST_EXPERTS = 4096
+MOST_EXPERT_CALLS = 1_000_000
 FP8_BLOCK = 128
 
 
@@ -154,6 +155,16 @@ def read_common(fields: Fields, causal_lm: str) -> Common:
         bos_token_ids=fields.token_ids("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
+
+
+def read_head_dim(fields: Fields, common: Common) -> int:
+    """The width of a head: ``head_dim``, or else an equal share of the hidden size."""
+    if fields.present("head_dim"):
+        return fields.integer("head_dim")
+    if common.hidden % common.heads:
+        message = f"hidden_size {common.hidden} is not a multiple of num_attention_heads {common.heads}"
+        fields.refuse("num_attention_heads", message, "Correct the value, or give head_dim.")
+    return common.hidden // common.heads
 
 
 def require_even(fields: Fields, name: str, width: int) -> None:

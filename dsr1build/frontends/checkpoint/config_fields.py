@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 from dsr1build.errors import InvalidInput, Position
 
 LARGEST_SIZE = 2**31 - 1
+# Beyond these sizes a power of a number overflows; no model has such a constant.
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 
 # Fields that change neither a shape nor a number of inference.
 WITHOUT_EFFECT: frozenset[str] = frozenset(
@@ -90,6 +92,9 @@ def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:
     except json.JSONDecodeError as error:
         position = _position(path, text, error.pos)
         raise InvalidInput(f"invalid JSON: {error.msg}", position=position, hint="Correct the JSON syntax.") from None
+    except ValueError as error:
+        hint = "Check that this is the right file."
+        raise InvalidInput(f"invalid JSON: {error}", where=str(path), hint=hint) from None
     except RecursionError:
         hint = "Check that this is the right file."
         raise InvalidInput("invalid JSON: nested too deeply", where=str(path), hint=hint) from None
@@ -205,8 +210,15 @@ class Fields:
             if default is None:
                 self._required(name)
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (isinstance(value, float) and not math.isfinite(value))
+        ):
             self.refuse(name, f"{self.label(name)} must be a finite number, not {json.dumps(value)}", "Correct the value.")
+        if value != 0 and not SMALLEST_NUMBER <= abs(value) <= LARGEST_NUMBER:
+            message = f"{self.label(name)} is out of range: its size must lie between {SMALLEST_NUMBER} and {LARGEST_NUMBER}"
+            self.refuse(name, message, "Correct the value.")
         if positive and value <= 0:
             self.refuse(name, f"{self.label(name)} must be greater than 0, not {json.dumps(value)}", "Correct the value.")
         return float(value)

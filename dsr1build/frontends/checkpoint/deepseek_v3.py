@@ -51,6 +51,9 @@ def read_deepseek_v3(fields: Fields) -> bp.Blueprint:
     experts = _read_experts(fields)
     first_expert_layer = fields.integer("first_k_dense_replace", 3, low=0)
     frequency = fields.integer("moe_layer_freq", 1)
+    if experts.count * common.layers > bp.MOST_EXPERT_CALLS:
+        message = f"{common.layers} layers of {experts.count} experts are more than {bp.MOST_EXPERT_CALLS} experts in all"
+        fields.refuse("num_hidden_layers", message, "Correct the value.")
     fp8 = _read_quantization(fields)
     # `num_mtp_layers` is the newer name.
     mtp = fields.integer("num_nextn_predict_layers", fields.integer("num_mtp_layers", 0, low=0), low=0, high=64)

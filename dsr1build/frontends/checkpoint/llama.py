@@ -8,7 +8,7 @@ from dsr1build.frontends.checkpoint.grouped_query import build
 def read_llama(fields: Fields) -> bp.Blueprint:
     """The blueprint of a Llama configuration. Raises InvalidInput for unsupported values, such as biases in the MLP."""
     common = bp.read_common(fields, "LlamaForCausalLM")
-    head_dim = fields.integer("head_dim", common.hidden // common.heads)
+    head_dim = bp.read_head_dim(fields, common)
     bias = fields.boolean("attention_bias", False)
     if fields.boolean("mlp_bias", False):
         fields.refuse("mlp_bias", "mlp_bias true is not supported", "Supported: false.")

@@ -8,7 +8,7 @@ from dsr1build.frontends.checkpoint.grouped_query import build
 def read_qwen2(fields: Fields) -> bp.Blueprint:
     """The blueprint of a Qwen2 configuration. Raises InvalidInput for unsupported values, such as sliding windows."""
     common = bp.read_common(fields, "Qwen2ForCausalLM")
-    head_dim = fields.integer("head_dim", common.hidden // common.heads)
+    head_dim = bp.read_head_dim(fields, common)
     if fields.boolean("use_mrope", False):
         fields.refuse("use_mrope", "use_mrope true is not supported", "Supported: false.")
     _refuse_sliding_window(fields, common.layers)

@@ -27,7 +27,8 @@ ITEM_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
+# R1's own files count with five digits out of six: model-00001-of-000163.safetensors.
+_SHARD = re.compile(r"(.*)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 _INCOMPLETE = "Download the file again; it is damaged or incomplete."
 
 
@@ -101,13 +102,14 @@ def conversion(directory: Path) -> str:
 
 def _check_shards_complete(directory: Path, present: list[str]) -> None:
     """Without an index the names of the shards say how many there are."""
+    there = set(present)
     for name in present:
         match = _SHARD.fullmatch(name)
         if not match:
             continue
-        stem, total = match[1], match[3]
-        expected = [f"{stem}-{i:05d}-of-{total}.safetensors" for i in range(1, int(total) + 1)]
-        missing = [shard for shard in expected if shard not in present]
+        stem, number, total = match.groups()
+        expected = (f"{stem}-{i:0{len(number)}d}-of-{total}.safetensors" for i in range(1, int(total) + 1))
+        missing = [shard for shard in expected if shard not in there]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             message = f"shard {missing[0]}{more} of {int(total)} is missing"
