@@ -302,18 +302,28 @@ def _scratch_directory() -> Iterator[Path]:
             finally:
                 os.close(descriptor)
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)).resolve()
-        lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        scratch, lock = _locked_directory()
     except OSError as error:
         raise EnvironmentUnfit(
             f"no temporary directory can be made in {parent}: {error.strerror}",
             hint="free some space there, or set TMPDIR to a directory on another disk",
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_directory() -> tuple[Path, int]:
+    """A new directory and the descriptor that holds its lock."""
+    while True:
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)).resolve()
+        lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return scratch, lock
+        # Another builder's sweep was faster than our lock and has removed the directory.
         os.close(lock)
 
 
