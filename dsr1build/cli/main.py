@@ -39,6 +39,7 @@ VERBS: Mapping[str, VerbEntry] = {
     "plan": VerbEntry("dsr1build.cli.plan", "show what a build consists of and what is cached, without building"),
     "run": VerbEntry("dsr1build.cli.run", "generate text or token ids from a bundle"),
     "inspect": VerbEntry("dsr1build.cli.inspect", "show what a bundle holds"),
+    "cache": VerbEntry("dsr1build.cli.cache", "look after caches: keys and more"),
     "schema": VerbEntry("dsr1build.cli.schema", "print the JSON Schema of a file or of a verb's output"),
     "completion": VerbEntry("dsr1build.cli.completion", "print a completion script for a shell"),
 }

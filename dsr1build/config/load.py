@@ -56,6 +56,7 @@ class BuildConfig:
       the model's own longest context where that is shorter; ``context_position`` is where the user asked, for messages.
     * ``output``: the directory that holds ``<name>/<target>/``.
     * ``cache_directory``: the directory of the local cache.
+    * ``profile_file``: the profile's file; ``profile_chosen``: whether the command line named it, not the build file.
     """
 
     file: Path
@@ -68,6 +69,8 @@ class BuildConfig:
     context_position: Position | None
     output: Path
     cache_directory: Path
+    profile_file: Path
+    profile_chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ def load_build(
         context_position=document.position("context") if build.context and context is None else None,
         output=_absolute(Path.cwd(), output) if output else _absolute(here, build.output),
         cache_directory=_cache_directory(profile, profile_file.parent),
+        profile_file=profile_file,
+        profile_chosen=bool(cache),
     )
 
 

@@ -129,7 +129,7 @@ def _type(field: Mapping[str, Any]) -> str:
         return f"mapping of {keys} to {_type(value)}"
     if kind == "integer":
         return f"whole number, at least {field['minimum']}" if "minimum" in field else "whole number"
-    return {"string": "text", "boolean": "`true` or `false`"}[kind]
+    return {"string": "text", "boolean": "`true` or `false`", "number": "number"}[kind]
 
 
 def _code(value: object) -> str:
@@ -142,7 +142,7 @@ def _flow(value: object) -> str:
         return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 if __name__ == "__main__":

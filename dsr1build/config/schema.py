@@ -20,9 +20,11 @@ ScheduleOption: TypeAlias = Literal["rows", "tokens"]
 PassGroup: TypeAlias = Literal["parse", "bufferize", "lower", "optimize", "codegen"]
 
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+PLACEHOLDER_PATTERN = r"\{([a-z][a-z0-9_]*)\}"
 MODULE_PATTERN = r"([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\})(\.([A-Za-z0-9_]+|\{[a-z][a-z0-9_]*\}))*"
 FEATURE_PATTERN = r"[+-][A-Za-z0-9._-]+"
 LARGEST_TOKENS = 65536
+REMOTE_SCHEMES = ("grpc", "grpcs", "http", "https", "s3", "gs", "az", "file")
 
 
 def fault(message: str, hint: str = "", at: tuple[str | int, ...] = ()) -> PydanticCustomError:
@@ -74,6 +76,25 @@ def _check_tokens(value: Any) -> int | str:
     raise fault(f"{describe(value)} is not a number of tokens", f"Write a whole number from 1 to {LARGEST_TOKENS}, or `chunk`.")
 
 
+def _check_url(value: str) -> str:
+    """A URL without credentials: what is in a profile is in version control, logs and messages."""
+    scheme, found, rest = value.partition("://")
+    if not found or scheme not in REMOTE_SCHEMES:
+        raise fault(
+            f"`{shown_text(value)}` is not the address of a shared cache",
+            f"An address begins with {', '.join(f'{name}://' for name in REMOTE_SCHEMES[:-1])} or {REMOTE_SCHEMES[-1]}:///.",
+        )
+    authority = rest.partition("/")[0]
+    if "@" in authority or "?" in rest or "#" in rest:
+        raise fault(
+            "the address holds credentials or a query",
+            "Put credentials into an environment variable and name it in `headers_from_env`.",
+        )
+    if not rest.isprintable() or " " in authority or "\\" in rest or (not authority) != (scheme == "file") or rest == "/":
+        raise fault(f"`{shown_text(value)}` is not the address of a shared cache", "Example: https://cache.example.org/dsr1.")
+    return value
+
+
 def describe(value: object) -> str:
     """A value of a file in words, for a message."""
     if isinstance(value, bool):
@@ -112,6 +133,22 @@ BlockSize: TypeAlias = Annotated[
     int, AfterValidator(_check_block_size), WithJsonSchema({"type": "integer", "enum": [1, 2, 4, 8, 16, 32, 64]})
 ]
 PassText: TypeAlias = Annotated[str, AfterValidator(_check_passes), WithJsonSchema({"type": "string"})]
+_KEY_CHECKS = _text(r"ed25519:[0-9a-f]{64}", "a public key", "Copy the line that `dsr1build cache key new` prints.")
+PublicKey: TypeAlias = Annotated[str, _KEY_CHECKS[0], _KEY_CHECKS[1]]
+_HEADER_CHECKS = _text(r"[A-Za-z0-9-]+", "the name of a header", "Example: authorization.")
+HeaderName: TypeAlias = Annotated[str, _HEADER_CHECKS[0], _HEADER_CHECKS[1]]
+_VARIABLE_CHECKS = _text(
+    r"[A-Za-z_][A-Za-z0-9_]*",
+    "the name of an environment variable",
+    "Write the variable's name; its value, a secret perhaps, does not belong in the file.",
+)
+VariableName: TypeAlias = Annotated[str, _VARIABLE_CHECKS[0], _VARIABLE_CHECKS[1]]
+_INSTANCE_CHECKS = _text(r"([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?", "an instance name", "Example: main.")
+InstanceName: TypeAlias = Annotated[str, _INSTANCE_CHECKS[0], _INSTANCE_CHECKS[1]]
+RemoteUrl: TypeAlias = Annotated[
+    str, AfterValidator(_check_url), WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(REMOTE_SCHEMES)})://.+$"})
+]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=3600)]
 ContextLength: TypeAlias = Annotated[int, Field(ge=1, le=1 << 30)]
 
 
@@ -241,7 +278,7 @@ class PartitionRule(_Section):
 
 def placeholders(pattern: str) -> frozenset[str]:
     """The names of the placeholders of a module pattern, without braces."""
-    return frozenset(re.findall(r"\{([a-z][a-z0-9_]*)\}", pattern))
+    return frozenset(re.findall(PLACEHOLDER_PATTERN, pattern))
 
 
 class SpecializationRule(_Section):
@@ -366,9 +403,85 @@ class LocalCache(_Section):
     )
 
 
+class RemoteTimeouts(_Section):
+    """How long a shared cache may take. The first request that takes longer is the last one of the build."""
+
+    connect: Seconds = Field(default=2.0, description="Seconds until a connection stands.")
+    request: Seconds = Field(default=10.0, description="Seconds until a whole request is answered.")
+
+
+class RemoteCache(_Section):
+    """A cache that several machines share."""
+
+    url: RemoteUrl = Field(
+        description="Address: `grpc://` or `grpcs://` for the Remote Execution API, `http://` or `https://` for Bazel's HTTP"
+        " layout, `s3://`, `gs://`, `az://` or `file:///` for an object store.",
+        examples=["grpcs://cache.example.org:443", "https://cache.example.org/dsr1", "s3://bucket/prefix"],
+    )
+    mode: Literal["read", "read-write"] = Field(
+        default="read", description="`read-write` also uploads what was built here; builds of pull requests only read."
+    )
+    instance: InstanceName = Field(
+        default="", description="Instance name, for `grpc://` and `grpcs://` servers that hold several caches.", examples=["main"]
+    )
+    headers_from_env: Mapping[HeaderName, VariableName] = Field(
+        default_factory=dict,
+        description="Headers to send with each request, and the environment variables that hold their values. A header whose"
+        " variable is not set is not sent.",
+        examples=[{"authorization": "CACHE_AUTHORIZATION"}],
+    )
+    timeouts: RemoteTimeouts = Field(default_factory=RemoteTimeouts, description="How long the cache may take.")
+
+
+class Trust(_Section):
+    """Whose results are used. A result is signed by the machine that made it."""
+
+    keys: tuple[PublicKey, ...] = Field(
+        default=(),
+        description="Public keys, as `dsr1build cache key new` prints them; results of other signers are not used. The public"
+        " key that belongs to `signing_key` counts as one of them.",
+    )
+    unsigned: Literal["accept", "refuse"] | None = Field(
+        default=None,
+        description="Whether results without a signature are used that come from a shared cache. Default: `refuse` as soon as"
+        " there is a key, else `accept`. Those of the cache on this machine are used always.",
+    )
+    signing_key: PathText | None = Field(
+        default=None,
+        description="File of the private key that signs what is uploaded; `DSR1_CACHE_KEY_FILE` names another one. Only its"
+        " owner may be able to read it.",
+        examples=["~/.config/dsr1build/signing.pem"],
+    )
+
+    @model_validator(mode="after")
+    def _refusal_needs_keys(self) -> "Trust":
+        if self.unsigned == "refuse" and not self.keys and self.signing_key is None:
+            raise fault(
+                "without a trusted key, anybody's signature would do",
+                "Add the public keys that you trust to `keys`, or remove `unsigned`.",
+                ("unsigned",),
+            )
+        return self
+
+
 class Profile(_Section):
     """A cache profile: which caches to use."""
 
     version: Version = Field(description="Version of this form.", examples=[1])
     name: Name = Field(description="Name of the profile.", examples=["local"])
     local: LocalCache = Field(default_factory=LocalCache, description="The cache on this machine.")
+    remotes: tuple[RemoteCache, ...] = Field(default=(), description="Shared caches, in the order in which they are asked.")
+    trust: Trust = Field(default_factory=Trust, description="Whose results are used.")
+    pull_requests: Literal["read", "read-write"] = Field(
+        default="read",
+        description="`read-write` lets builds of pull requests upload, too. It counts only in a profile outside of the"
+        " workspace that is named on the command line with `--cache`, for a pull request can change all the others.",
+    )
+
+    @model_validator(mode="after")
+    def _distinct_remotes(self) -> "Profile":
+        addresses = [(remote.url, remote.instance) for remote in self.remotes]
+        for index, address in enumerate(addresses):
+            if address in addresses[:index]:
+                raise fault(f"the remote `{address[0]}` is listed twice", "Remove one of them.", ("remotes", index, "url"))
+        return self

@@ -14,7 +14,19 @@ from dsr1build.cli.completion import bash_script, command_syntax, fish_script, z
 from dsr1build.cli.main import VERBS, load_verb, main
 from dsr1build.cli.schema import FILES, OUTPUTS
 
-HEAVY = {"pydantic", "yaml", "numpy", "onnx", "mlir", "networkx", "rich", "tokenizers", "diskcache", "safetensors"}
+HEAVY = {
+    "cryptography",
+    "pydantic",
+    "yaml",
+    "numpy",
+    "onnx",
+    "mlir",
+    "networkx",
+    "rich",
+    "tokenizers",
+    "diskcache",
+    "safetensors",
+}
 
 
 def dsr1build(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -74,14 +86,14 @@ def test_unknown_verb() -> None:
     assert result.returncode == 2
     assert result.stderr == (
         "dsr1build: error: unknown verb `bulid`\n"
-        "help: Did you mean `dsr1build build`? The verbs are build, plan, run, inspect, schema, completion.\n"
+        "help: Did you mean `dsr1build build`? The verbs are build, plan, run, inspect, cache, schema, completion.\n"
     )
 
 
 def test_unknown_option_before_the_verb() -> None:
     assert dsr1build("--hlep").stderr == (
         "dsr1build: error: unknown option `--hlep`\n"
-        "help: Did you mean `dsr1build --help`? The verbs are build, plan, run, inspect, schema, completion.\n"
+        "help: Did you mean `dsr1build --help`? The verbs are build, plan, run, inspect, cache, schema, completion.\n"
     )
 
 

@@ -433,6 +433,61 @@ GOLDEN: dict[str, tuple[type[BaseModel], str, str]] = {
             "Did you mean `directory`? The keys here are directory.",
         ),
     ),
+    "scheme of a remote": (
+        Profile,
+        PROFILE + "remotes:\n  - url: ftp://cache\n",
+        golden(
+            "4:10",
+            "`ftp://cache` is not the address of a shared cache",
+            "  - url: ftp://cache",
+            "An address begins with grpc://, grpcs://, http://, https://, s3://, gs://, az:// or file:///.",
+        ),
+    ),
+    "credentials in a remote": (
+        Profile,
+        PROFILE + "remotes:\n  - url: https://me:secret@cache/\n",
+        golden(
+            "4:10",
+            "the address holds credentials or a query",
+            "  - url: https://me:secret@cache/",
+            "Put credentials into an environment variable and name it in `headers_from_env`.",
+        ),
+    ),
+    "secret in place of a variable": (
+        Profile,
+        PROFILE + "remotes:\n  - url: https://cache\n    headers_from_env: {authorization: Bearer xyz}\n",
+        golden(
+            "5:39",
+            "`Bearer xyz` is not the name of an environment variable",
+            "    headers_from_env: {authorization: Bearer xyz}",
+            "Write the variable's name; its value, a secret perhaps, does not belong in the file.",
+        ),
+    ),
+    "remote twice": (
+        Profile,
+        PROFILE + "remotes:\n  - url: https://cache\n  - url: https://cache\n    mode: read-write\n",
+        golden("5:10", "the remote `https://cache` is listed twice", "  - url: https://cache", "Remove one of them."),
+    ),
+    "public key": (
+        Profile,
+        PROFILE + "trust:\n  keys: [ed25519:12]\n",
+        golden(
+            "4:10",
+            "`ed25519:12` is not a public key",
+            "  keys: [ed25519:12]",
+            "Copy the line that `dsr1build cache key new` prints.",
+        ),
+    ),
+    "unsigned without keys": (
+        Profile,
+        PROFILE + "trust:\n  unsigned: refuse\n",
+        golden(
+            "4:13",
+            "without a trusted key, anybody's signature would do",
+            "  unsigned: refuse",
+            "Add the public keys that you trust to `keys`, or remove `unsigned`.",
+        ),
+    ),
 }
 
 
@@ -504,3 +559,28 @@ def test_any_tree_is_valid_or_gives_one_message(name: str, data: dict[str, Any])
         assert error.message.isprintable()
     else:
         assert isinstance(value, FILES[name])
+
+
+def test_a_full_profile() -> None:
+    key = "ed25519:" + "0a" * 32
+    text = PROFILE + (
+        "remotes:\n"
+        "  - url: grpcs://cache.example.org:443\n    mode: read-write\n    instance: main/dsr1\n"
+        "    headers_from_env: {authorization: CACHE_AUTHORIZATION}\n    timeouts: {connect: 1, request: 2.5}\n"
+        "  - url: file:///srv/cache\n"
+        f"trust:\n  keys: [{key}]\n  signing_key: ~/key.pem\npull_requests: read-write\n"
+    )
+    profile = validate(parse_document(text.encode(), "f"), Profile)
+    first, second = profile.remotes
+    assert (first.mode, first.instance, first.timeouts.connect, first.timeouts.request) == ("read-write", "main/dsr1", 1.0, 2.5)
+    assert first.headers_from_env == {"authorization": "CACHE_AUTHORIZATION"}
+    assert (second.mode, second.timeouts.connect, second.timeouts.request) == ("read", 2.0, 10.0)
+    assert (profile.trust.keys, profile.trust.unsigned, profile.pull_requests) == ((key,), None, "read-write")
+
+
+@pytest.mark.parametrize(
+    "url", ["https://", "https:cache", "file://host/x", "file:///", "https://a?b=c", "https://a/#b", "https://a b/", "HTTPS://a"]
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        validate(parse_document((PROFILE + f"remotes: [{{url: '{url}'}}]\n").encode(), "f"), Profile)
