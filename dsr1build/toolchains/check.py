@@ -5,9 +5,9 @@ from mlir import ir
 
 from dsr1build.errors import BuildFailed
 from dsr1build.graph.signature import Signature
-from dsr1build.toolchains.outline import VIEWS
 from dsr1build.toolchains.pipeline import place
 from dsr1build.toolchains.rewrite import all_operations
+from dsr1build.toolchains.waves import VIEWS
 
 # A kernel may leave these and nothing else to the linker.
 ALLOWED_SYMBOLS = frozenset({"memcpy", "memset", "memmove"})

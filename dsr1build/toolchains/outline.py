@@ -18,13 +18,12 @@ from dsr1build.toolchains import sizes
 from dsr1build.toolchains.pipeline import place
 from dsr1build.toolchains.rewrite import all_operations
 from dsr1build.toolchains.sizes import Size
+from dsr1build.toolchains.waves import VIEWS, phase_waves
 
 # Buffers are padded to whole cache lines, so that two of them never share one.
 BUFFER_ALIGNMENT = 64
 
-VIEWS = frozenset({"memref.cast", "memref.subview", "memref.expand_shape", "memref.collapse_shape", "memref.reinterpret_cast"})
 _PURE = VIEWS | {"memref.dim", "memref.extract_strided_metadata", "memref.alloc", "affine.apply", "affine.min", "affine.max"}
-_READERS = frozenset({"memref.load", "vector.load", "vector.transfer_read"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def outline(module: ir.Module, symbol: str, signature: Signature) -> Outlined:
         local: Size = 0
         for area in locals_:
             local = sizes.combine("max", local, area.total)
-        waves = _waves([[top[k] for k in members] for _, members in groups])
+        waves = phase_waves([[top[k] for k in members] for _, members in groups])
         for number, (parallel, members) in enumerate(groups):
             _emit_phase(module, kernel, signature, f"{symbol}__p{number}", parallel, members, scratch, locals_[number])
         _emit_plan(module, symbol, signature, items, scratch.total, local)
@@ -175,36 +174,6 @@ def _bounds(forall: ir.Operation) -> list[int | ir.Value]:
         raise BuildFailed("a parallel loop does not count from 0 by 1", where=place(forall.location))
     dynamic = iter(loop.dynamicUpperBound)
     return [next(dynamic) if s == ir.ShapedType.get_dynamic_size() else s for s in loop.staticUpperBound]
-
-
-def _root(value: ir.Value) -> ir.Value:
-    """The argument or allocation behind a view."""
-    while not isinstance(value.owner, ir.Block) and value.owner.operation.name in VIEWS:
-        value = value.owner.operation.operands[0]
-    return value
-
-
-def _waves(groups: Sequence[Sequence[ir.Operation]]) -> list[int]:
-    """The earliest wave of each phase: after every earlier phase that shares a buffer with it, unless both only read."""
-    seen: list[tuple[set[ir.Value], set[ir.Value], int]] = []
-    for members in groups:
-        reads: set[ir.Value] = set()
-        writes: set[ir.Value] = set()
-        for op in (inner for member in members for inner in all_operations(member)):
-            buffers = [v for v in op.operands if isinstance(v.type, ir.MemRefType)]
-            if not buffers or op.name in VIEWS or op.name == "memref.dim":
-                continue
-            if op.name.startswith("linalg."):
-                outputs = op.attributes["operandSegmentSizes"][1]
-                reads |= {_root(v) for v in buffers}
-                writes |= {_root(v) for v in list(op.operands)[-outputs:]}
-            elif op.name in _READERS:
-                reads |= {_root(v) for v in buffers}
-            else:
-                writes |= {_root(v) for v in buffers}
-        wave = max((w + 1 for r, written, w in seen if writes & (r | written) or reads & written), default=0)
-        seen.append((reads, writes, wave))
-    return [wave for _, _, wave in seen]
 
 
 # ---- writing the phases ----------------------------------------------------------------------------------------------

@@ -186,6 +186,9 @@ def _apply(operation: Operation, left: Callable[[], Size], right: Callable[[], S
         if not known:
             raise NotOfDims("a loop counter")
         return known[0] if len(known) == 1 else combine("min", *known)
+    if bound and operation in ("ceildiv", "floordiv") and isinstance(divisor := right(), Binary):
+        # A quotient is bounded by a divisor that is known exactly, not by one that may be smaller.
+        raise NotOfDims(f"a quotient by {show(divisor)}")
     return combine(operation, left(), right())
 
 

@@ -27,8 +27,7 @@ Job: TypeAlias = Literal["kernel", "c", "link"]
 _FILES: Mapping[Job, tuple[tuple[str, str], ...]] = {
     "kernel": (
         ("mlir", "_mlir_libs/*.so"),
-        ("mlir", "*.py"),
-        ("mlir", "dialects/*.py"),
+        ("mlir", "**/*.py"),
         ("llvm", "bin/opt"),
         ("llvm", "bin/llc"),
         ("llvm", "bin/llvm-nm"),

@@ -213,6 +213,26 @@ def test_a_cpu_without_fma_and_avx_gets_code_that_runs(tmp_path: Path) -> None:
     assert np.allclose(y["y"], 4 / (1 + np.exp(-2)), rtol=1e-6)
 
 
+def test_every_file_of_the_toolchain_that_a_compile_loads_is_in_its_key(remembered: Path) -> None:
+    script = """
+import sys
+from dsr1build.toolchains import compile
+files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+files |= {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
+print("\\n".join(sorted(files)))
+"""
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    roots = {package: tools.package_root(package) for package in ("mlir", "llvm")}
+    used = {
+        f"{package}/{Path(file).relative_to(root).as_posix()}"
+        for file in loaded
+        for package, root in roots.items()
+        if file and Path(file).is_relative_to(root)
+    }
+    assert {"mlir/ir.py", "mlir/dialects/linalg/__init__.py", "mlir/_mlir_libs/libMLIRPythonCAPI.so"} <= used
+    assert used - set(tools.identity("kernel", remembered)) == set()
+
+
 def test_digests_of_tools_are_remembered_by_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package"
     package.mkdir()

@@ -5,11 +5,13 @@ from pathlib import Path
 import kernel_texts
 import numpy as np
 import pytest
+from mlir import ir
 
 from dsr1build.errors import BuildFailed
 from dsr1build.graph.model import Dim, TensorType
-from dsr1build.graph.signature import Signature
+from dsr1build.graph.signature import Argument, Signature
 from dsr1build.ops.emitter import Emitter
+from dsr1build.toolchains.outline import outline
 from kernel_runner import LoadedKernel, compile_text
 
 
@@ -145,6 +147,23 @@ def edited(kernel: tuple[str, Signature], old: str, new: str, tmp_path: Path) ->
     with pytest.raises(BuildFailed) as caught:
         compile_text(text.replace(old, new), signature, tmp_path)
     return str(caught.value)
+
+
+def test_a_buffer_of_unknown_origin_is_refused_by_name() -> None:
+    """Which phases may run side by side rests on knowing the buffers that each one touches."""
+    with ir.Context():
+        module = ir.Module.parse("""
+            func.func @kernel(%x: memref<4xf32>, %y: memref<4xf32>, %o: memref<4xf32>) -> memref<4xf32> {
+              %c = arith.constant true
+              %either = arith.select %c, %x, %y : memref<4xf32>
+              memref.copy %either, %o : memref<4xf32> to memref<4xf32>
+              return %o : memref<4xf32>
+            }""")
+        type_ = TensorType("f32", (4,))
+        signature = Signature((Argument("x", "input", type_), Argument("y", "input", type_), Argument("o", "output", type_)), ())
+        with pytest.raises(BuildFailed) as error:
+            outline(module, "k", signature)
+    assert error.value.render() == ("@kernel: error: a buffer comes out of arith.select, not of an argument or an allocation")
 
 
 def test_an_operation_that_no_pass_lowers_is_refused_by_name_and_place(tmp_path: Path) -> None:

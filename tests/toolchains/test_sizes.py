@@ -32,6 +32,7 @@ def test_a_formula_reads_as_it_computes() -> None:
         ("(d0)[s0] -> (-d0 + s0, 4)", None, "min(tokens, 4)"),
         ("(d0)[s0] -> (d0 + s0)", None, None),
         ("(d0)[s0] -> (d0, 4)", None, "4"),
+        ("(d0)[s0] -> ((s0 * 8) floordiv s0)", "floordiv((tokens * 8), tokens)", "floordiv((tokens * 8), tokens)"),
     ],
 )
 def test_index_arithmetic_is_read_exactly_or_as_a_monotone_bound(map_: str, exact: str | None, bound: str | None) -> None:
