@@ -74,9 +74,9 @@ def place_weights(
         info = WeightFileInfo(path=path, bytes=size, origin="generated", digest=generated_identity(tensors, context))
         (work / path).parent.mkdir(parents=True, exist_ok=True)
         before = earlier_bundle / path
-        if earlier.get(path) == info and before.is_file() and before.stat().st_size == size:
-            os.link(before, work / path)
-        else:
+        if not (
+            earlier.get(path) == info and before.is_file() and before.stat().st_size == size and _linked(before, work / path)
+        ):
             write_generated(work / path, tensors, context)
         placements |= places
         files.append(info)
@@ -86,15 +86,23 @@ def place_weights(
 def link_file(origin: Path, path: Path) -> None:
     """Hard-link, copy or symbolically link a checkpoint's file, as the module's text says."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if _linked(origin, path):
+        return
+    if origin.stat().st_size <= LARGEST_COPY:
+        shutil.copyfile(origin, path)
+    else:
+        path.symlink_to(origin)
+
+
+def _linked(origin: Path, path: Path) -> bool:
+    """Hard-link a file; False where the file system refuses hard links to it. Raises OSError for anything else."""
     try:
         os.link(origin, path)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        if origin.stat().st_size <= LARGEST_COPY:
-            shutil.copyfile(origin, path)
-        else:
-            path.symlink_to(origin)
+        return False
+    return True
 
 
 def header_digest(path: Path) -> str:

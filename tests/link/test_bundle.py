@@ -124,6 +124,21 @@ def test_generated_weights_are_not_generated_again(toy_library: Path, tmp_path: 
     assert not (bundle / "stray").exists()
 
 
+def test_generated_weights_where_hard_links_are_impossible(
+    toy_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = toy_model.build_toy_bundle(tmp_path, toy_library)
+    before = contents(bundle)
+    (bundle / "stray").write_text("x")  # so that the bundle is replaced
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    toy_model.build_toy_bundle(tmp_path, toy_library)
+    assert contents(bundle) == before
+
+
 def test_an_error_leaves_the_old_bundle_and_nothing_else(toy_library: Path, tmp_path: Path) -> None:
     bundle = toy_model.build_toy_bundle(tmp_path, toy_library)
     before = stamps(bundle)
