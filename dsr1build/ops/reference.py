@@ -10,20 +10,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from dsr1build.graph.model import Attribute, TensorType
+from dsr1build.graph.onnx_form import DTYPES, IR_VERSION, OPSET
 from dsr1build.ops.operator import Operator
-
-OPSET = 21
-IR_VERSION = 10
-
-ONNX_DTYPE: Mapping[str, int] = {
-    "f32": TensorProto.FLOAT,
-    "bf16": TensorProto.BFLOAT16,
-    "f16": TensorProto.FLOAT16,
-    "f8e4m3fn": TensorProto.FLOAT8E4M3FN,
-    "i64": TensorProto.INT64,
-    "i32": TensorProto.INT32,
-    "i8": TensorProto.INT8,
-}
 
 Precision: TypeAlias = Literal["f32", "f64"]
 
@@ -111,5 +99,5 @@ def model_proto(
 
 
 def _value_info(name: str, type_: TensorType, precision: Precision) -> onnx.ValueInfoProto:
-    dtype = TensorProto.DOUBLE if precision == "f64" and type_.dtype == "f32" else ONNX_DTYPE[type_.dtype]
+    dtype = TensorProto.DOUBLE if precision == "f64" and type_.dtype == "f32" else DTYPES[type_.dtype]
     return helper.make_tensor_value_info(name, dtype, list(type_.shape))
