@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dsr1build.config.schema import PartitionRule, placeholders
+from dsr1build.config.schema import PLACEHOLDER_PATTERN, PartitionRule, placeholders
 from dsr1build.graph.model import Kind
 
 
@@ -52,15 +52,15 @@ def _matches(pattern: str, names: Mapping[str, None]) -> dict[tuple[str, ...], s
         return {(): pattern} if pattern in names else {}
     seen: set[str] = set()
     text = ""
-    for part in re.split(r"(\{[a-z]+\})", pattern):
-        variable = part[1:-1]
-        if not part.startswith("{"):
+    # Literal text and the names of placeholders take turns.
+    for number, part in enumerate(re.split(PLACEHOLDER_PATTERN, pattern)):
+        if number % 2 == 0:
             text += re.escape(part)
-        elif variable in seen:
-            text += f"(?P={variable})"
+        elif part in seen:
+            text += f"(?P={part})"
         else:
-            text += f"(?P<{variable}>[0-9]+)"
-            seen.add(variable)
+            text += f"(?P<{part}>[0-9]+)"
+            seen.add(part)
     match = re.compile(text).fullmatch
     # Most of R1's 15,000 names are ruled out by their ends, which is cheaper than matching.
     tail = pattern.rpartition("}")[2]

@@ -36,6 +36,13 @@ def test_two_placeholders_are_matched_up_by_name() -> None:
     assert [p.nodes for p in pieces] == [(0, 2), (1, 3)]
 
 
+def test_every_name_of_a_placeholder_that_the_form_allows_matches() -> None:
+    names = ["a.0.up.1", "a.1.up.0"]
+    pieces, idle = apply_rules(names, [rule("expert", "a.{layer_1}.up.{e2}")])
+    assert [p.nodes for p in pieces if p.kind == "expert"] == [(0,), (1,)]
+    assert idle == ()
+
+
 def test_nodes_of_one_name_stay_together_and_leftovers_stand_alone() -> None:
     pieces, _ = apply_rules(["m", "x", "m", "x"], [rule("ffn", "m")])
     assert pieces == (Piece("ffn", (0, 2), 0), Piece("other", (1,), None), Piece("other", (3,), None))
