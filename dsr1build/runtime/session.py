@@ -22,6 +22,17 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 # Return codes of dsr1.h.
 _ERROR_ARGUMENT, _ERROR_TOKEN, _ERROR_CONTEXT, _ERROR_CPU, _ERROR_SYSTEM = 1, 2, 3, 6, 7
 _MESSAGE_BYTES = 512
+MOST_THREADS = 1024  # MAX_THREADS of session.c
+BINDING = "weights.bind"
+
+# The fields of a manifest that loading reads, and their types; a list stands for a list of items of that type.
+_FORM: dict[str, Any] = {
+    "target": {"cpuinfo_flags": [str]},
+    "library": {"file": str, "bytes": int, "sha256": str},
+    "weights": {"binding_sha256": str, "files": [{"path": str, "bytes": int}]},
+    "vocabulary": int,
+    "eos_token_ids": [int],
+}
 
 
 class BundleError(RuntimeError):
@@ -44,10 +55,10 @@ def load(bundle: str | os.PathLike[str], threads: int | None = None) -> "Session
     """Open a bundle directory for generation. ``threads`` None uses every CPU that the process may run on.
 
     Raises BundleError where the bundle is of another version, incomplete or damaged, or needs a CPU feature that this
-    machine lacks (which is named), and ValueError for a number of threads below 1.
+    machine lacks (which is named), and ValueError for a number of threads that is not between 1 and ``MOST_THREADS``.
     """
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}, expected at least 1, or None for all CPUs")
+    if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MOST_THREADS):
+        raise ValueError(f"threads is {threads}, expected 1 to {MOST_THREADS}, or None for all CPUs")
     directory = Path(bundle).absolute()
     manifest = read_manifest(directory)
     missing = missing_features(manifest)
@@ -64,17 +75,28 @@ def load(bundle: str | os.PathLike[str], threads: int | None = None) -> "Session
     code = library.dsr1_open(os.fsencode(directory), threads or 0, ctypes.byref(handle), message, len(message))
     if code:
         raise BundleError(message.value.decode("utf-8", "replace"), environment=code in (_ERROR_CPU, _ERROR_SYSTEM))
+    # Logits are written into arrays of this width, so a wrong one would write past their end.
+    vocabulary = int(library.dsr1_vocabulary(handle))
+    if vocabulary != manifest["vocabulary"]:
+        library.dsr1_close(handle)
+        raise BundleError(
+            f"{directory / 'manifest.json'} has a vocabulary of {manifest['vocabulary']}, the shared object one of {vocabulary}; "
+            "build the bundle again"
+        )
     return Session(library, handle, manifest)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a bundle. Raises BundleError where there is none, or it is of another version or ABI."""
+    """The manifest of a bundle. Raises BundleError where there is none, it is of another version or ABI, or it lacks a field
+    that loading needs."""
     path = directory / "manifest.json"
     try:
         manifest = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{directory} is not a bundle: it has no manifest.json") from None
-    except ValueError as error:
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != "dsr1build-bundle":
         raise BundleError(f"{path} is not the manifest of a dsr1build bundle")
@@ -83,10 +105,25 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             raise BundleError(
                 f"{path} has {field} {manifest.get(field)}, this runtime reads {field} {expected}; build the bundle again"
             )
-    lacking = [field for field in ("target", "library", "weights", "vocabulary", "eos_token_ids") if field not in manifest]
-    if lacking:
-        raise BundleError(f"{path} is damaged: it has no {', '.join(lacking)}; build the bundle again")
+    if wrong := _misfit(manifest, _FORM, ""):
+        raise BundleError(f"{path} is damaged: {wrong} is missing or of another type; build the bundle again")
     return manifest
+
+
+def _misfit(value: Any, form: Any, name: str) -> str:
+    """The name of the first part of ``value`` that is missing or not of the type that ``form`` says; "" if all are."""
+    parts: Iterator[tuple[Any, Any, str]]
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return name
+        parts = ((value.get(key), part, f"{name}.{key}" if name else key) for key, part in form.items())
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            return name
+        parts = ((item, form[0], f"{name}[{index}]") for index, item in enumerate(value))
+    else:
+        return "" if type(value) is form else name
+    return next(filter(None, (_misfit(*part) for part in parts)), "")
 
 
 def missing_features(manifest: dict[str, Any], cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -103,18 +140,25 @@ def missing_features(manifest: dict[str, Any], cpuinfo: Path = Path("/proc/cpuin
 
 
 def check_files(directory: Path, manifest: dict[str, Any]) -> None:
-    """Check that every file is there with its length, and the content of the shared object. Raises BundleError."""
-    library = manifest["library"]
-    for path, size in [(library["file"], library["bytes"])] + [(f["path"], f["bytes"]) for f in manifest["weights"]["files"]]:
+    """Check that every file is there with its length, and the content of the shared object and the binding. Raises
+    BundleError."""
+    library, weights = manifest["library"], manifest["weights"]
+    for path, size in [(library["file"], library["bytes"])] + [(f["path"], f["bytes"]) for f in weights["files"]]:
         try:
             actual = (directory / path).stat().st_size
         except OSError as error:
             raise BundleError(f"{directory / path}: {error.strerror}; build the bundle again") from None
+        except ValueError as error:
+            raise BundleError(f"{directory / 'manifest.json'} is damaged: {path!r}: {error}; build the bundle again") from None
         if actual != size:
             raise BundleError(f"{directory / path} has {actual} bytes, the manifest says {size}; build the bundle again")
-    content = (directory / library["file"]).read_bytes()
-    if hashlib.sha256(content).hexdigest() != library["sha256"]:
-        raise BundleError(f"{directory / library['file']} is damaged: its SHA-256 is not the manifest's; build the bundle again")
+    for path, expected in ((library["file"], library["sha256"]), (BINDING, weights["binding_sha256"])):
+        try:
+            content = (directory / path).read_bytes()
+        except OSError as error:
+            raise BundleError(f"{directory / path}: {error.strerror}; build the bundle again") from None
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise BundleError(f"{directory / path} is damaged: its SHA-256 is not the manifest's; build the bundle again")
 
 
 def _open_library(path: Path) -> ctypes.CDLL:
@@ -135,11 +179,14 @@ def _open_library(path: Path) -> ctypes.CDLL:
         "dsr1_close": (None, [session]),
         "dsr1_position": (number, [session]),
         "dsr1_context": (number, [session]),
+        "dsr1_vocabulary": (number, [session]),
         "dsr1_threads": (ctypes.c_int, [session]),
         "dsr1_error": (text, [session]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise BundleError(f"{path} is not the shared object of a bundle: it has no {name}; build the bundle again")
         function.restype, function.argtypes = result, arguments
     return library
 

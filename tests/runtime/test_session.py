@@ -1,5 +1,6 @@
 """The runtime on a toy model with hand-written kernels: numbers, chunks, threads, errors that change nothing."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -162,6 +163,13 @@ def edit_manifest(bundle: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def write_binding(bundle: Path, data: bytes) -> None:
+    """Put ``data`` in the place of weights.bind and into the manifest, so that only the C reader can find it wrong."""
+    (bundle / "weights.bind").write_bytes(data)
+    weights = json.loads((bundle / "manifest.json").read_text())["weights"]
+    edit_manifest(bundle, weights={**weights, "binding_sha256": hashlib.sha256(data).hexdigest()})
+
+
 def test_a_bundle_of_another_version_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
     bundle = copy_bundle(toy_bundle, tmp_path / "b")
     edit_manifest(bundle, version=2)
@@ -225,19 +233,96 @@ def test_damaged_files_are_refused(toy_bundle: Path, tmp_path: Path) -> None:
 )
 def test_a_damaged_binding_is_refused(toy_bundle: Path, tmp_path: Path, at: int, message: str) -> None:
     bundle = copy_bundle(toy_bundle, tmp_path / "b")
-    binding = bundle / "weights.bind"
-    data = bytearray(binding.read_bytes())
+    data = bytearray((bundle / "weights.bind").read_bytes())
     data[at] ^= 0xFF
-    binding.write_bytes(bytes(data))
+    write_binding(bundle, bytes(data))
     with pytest.raises(BundleError, match=message):
         load(bundle)
 
 
 def test_every_truncation_of_the_binding_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
     bundle = copy_bundle(toy_bundle, tmp_path / "b")
-    binding = bundle / "weights.bind"
-    data = binding.read_bytes()
+    data = (bundle / "weights.bind").read_bytes()
     for length in range(0, len(data), 41):
-        binding.write_bytes(data[:length])
+        write_binding(bundle, data[:length])
         with pytest.raises(BundleError, match=r"weights\.bind"):
             load(bundle)
+
+
+def test_every_flipped_bit_of_the_binding_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+    bundle = copy_bundle(toy_bundle, tmp_path / "b")
+    binding = bundle / "weights.bind"
+    data = binding.read_bytes()
+    for at in range(0, len(data), 37):
+        binding.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        with pytest.raises(BundleError, match=r"weights\.bind is damaged: its SHA-256 is not the manifest's"):
+            load(bundle)
+
+
+NEEDED_FIELDS = [
+    ("target",),
+    ("target", "cpuinfo_flags"),
+    ("target", "cpuinfo_flags", 0),
+    ("library",),
+    ("library", "file"),
+    ("library", "bytes"),
+    ("library", "sha256"),
+    ("weights",),
+    ("weights", "binding_sha256"),
+    ("weights", "files"),
+    ("weights", "files", 0),
+    ("weights", "files", 0, "path"),
+    ("weights", "files", 0, "bytes"),
+    ("vocabulary",),
+    ("eos_token_ids",),
+    ("eos_token_ids", 0),
+]
+
+
+@pytest.mark.parametrize("field", NEEDED_FIELDS, ids=lambda field: ".".join(map(str, field)))
+def test_a_manifest_with_any_other_value_is_refused_or_harmless(
+    toy_bundle: Path, tmp_path: Path, field: tuple[str | int, ...]
+) -> None:
+    bundle = copy_bundle(toy_bundle, tmp_path / "b")
+    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in field).removeprefix(".")
+    for value in (None, True, 1.5, -1, 10**30, "", "x", "\0", [], [None], {}, {"a": 1}):
+        manifest = json.loads((toy_bundle / "manifest.json").read_text())
+        place = manifest
+        for key in field[:-1]:
+            place = place[key]
+        other_type = type(place[field[-1]]) is not type(value) or bool(value and isinstance(value, list | dict))
+        place[field[-1]] = value
+        (bundle / "manifest.json").write_text(json.dumps(manifest))
+        try:
+            with load(bundle, threads=1) as session:
+                assert not other_type
+                assert_close(session.prefill(IDS[:3]), EXPECTED[:3])
+        except BundleError as error:
+            assert not other_type or f"manifest.json is damaged: {name}" in str(error)
+
+
+def test_a_vocabulary_that_is_not_the_programs_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+    bundle = copy_bundle(toy_bundle, tmp_path / "b")
+    for wrong in (1, VOCABULARY - 1, VOCABULARY + 1, 1 << 40):
+        edit_manifest(bundle, vocabulary=wrong)
+        message = rf"manifest\.json has a vocabulary of {wrong}, the shared object one of {VOCABULARY}; build the bundle again$"
+        with pytest.raises(BundleError, match=message):
+            load(bundle, threads=1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\xff", "null"])
+def test_a_manifest_that_is_no_manifest_is_refused(toy_bundle: Path, tmp_path: Path, text: str) -> None:
+    bundle = copy_bundle(toy_bundle, tmp_path / "b")
+    (bundle / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(BundleError, match=r"manifest\.json is not "):
+        load(bundle)
+    (bundle / "manifest.json").unlink()
+    (bundle / "manifest.json").mkdir()
+    with pytest.raises(BundleError, match=r"manifest\.json cannot be read: Is a directory$"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 1 << 40, 1.5, "2"])
+def test_a_number_of_threads_that_cannot_be_is_refused(toy_bundle: Path, threads: int) -> None:
+    with pytest.raises(ValueError, match=rf"^threads is {threads}, expected 1 to 1024, or None for all CPUs$"):
+        load(toy_bundle, threads=threads)
