@@ -1,4 +1,4 @@
-"""A content-addressed tree of files: ``root/aa/bb/aabb...``, named by the SHA-256 of what they hold.
+"""A content-addressed tree of files: ``root/aa/aabb...``, named by the SHA-256 of what they hold.
 
 A file is written under a random name on the same file system, synced, then renamed, so a reader sees it whole or not at
 all. Nothing that is read is trusted before its length and digest have been compared; a file that does not agree is moved
@@ -6,79 +6,88 @@ to ``broken/`` and counts as absent.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dsr1build.digest import BlobRef
 
 _CHUNK = 1 << 20
-# A temporary file of a writer that was killed is removed when it is older than this; no write takes a day.
-_ABANDONED_SECONDS = 24 * 3600
+# What a network file system answers for a moment, when a file is replaced on its server or held by another host.
+_PASSING = (errno.EBUSY, errno.ESTALE, errno.EAGAIN)
+# Seconds to wait before each further attempt.
+_PAUSES = (0.01, 0.05, 0.2)
+
+_T = TypeVar("_T")
 
 
 class BlobLost(Exception):
-    """A blob is not there, or what is there is something else."""
+    """A blob is not there, or what is there is something else. ``reason`` is `lost`, `damaged` or `unreadable`."""
 
-    def __init__(self, ref: BlobRef) -> None:
+    def __init__(self, ref: BlobRef, reason: str = "lost") -> None:
         super().__init__(f"blob {ref.sha256} is missing or damaged")
         self.ref = ref
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A synced temporary file that holds the blob ``ref`` of ``size`` bytes and has not got its name yet."""
+
+    path: Path
+    ref: BlobRef
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlobTree:
-    """The tree below ``root``. ``temporary`` and ``broken`` lie on the same file system."""
+    """The tree below ``root``. ``temporary`` and ``broken`` lie on the same file system; the names of temporary files
+    begin with ``owner``, by which those of a writer that is gone are known."""
 
     root: Path
     temporary: Path
     broken: Path
+    owner: str = ""
 
     def path(self, ref: BlobRef) -> Path:
-        return self.root / ref.sha256[:2] / ref.sha256[2:4] / ref.sha256
+        return self.root / ref.sha256[:2] / ref.sha256
 
     def read(self, ref: BlobRef) -> bytes:
-        """The verified content. Raises BlobLost."""
+        """The verified content. Raises BlobLost, and OSError where the process has no file handle left."""
         try:
-            data = self.path(ref).read_bytes()
-        except OSError:
-            raise BlobLost(ref) from None
+            data = patiently(self.path(ref).read_bytes)
+        except OSError as error:
+            raise _lost(ref, error) from None
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             self.set_aside(ref)
-            raise BlobLost(ref)
+            raise BlobLost(ref, "damaged")
         return data
 
-    def holds(self, ref: BlobRef, size: int) -> bool:
-        """Whether the blob is there with this length and digest; the whole file is read."""
-        digest = hashlib.sha256()
-        try:
-            with self.path(ref).open("rb") as file:
-                right = os.fstat(file.fileno()).st_size == size
-                while right and (chunk := file.read(_CHUNK)):
-                    digest.update(chunk)
-        except OSError:
-            return False
-        if right and digest.hexdigest() == ref.sha256:
-            return True
-        self.set_aside(ref)
-        return False
+    def verify(self, ref: BlobRef, size: int) -> None:
+        """Read the whole file. Raises BlobLost unless it is there with this length and digest, and OSError as ``read``."""
+        if patiently_hashed(self.path(ref), ref, size) != ref.sha256:
+            self.set_aside(ref)
+            raise BlobLost(ref, "damaged")
 
     def copy_to(self, ref: BlobRef, target: Path) -> None:
         """Copy the verified content to ``target``. Raises BlobLost, and OSError where ``target`` cannot be written."""
         try:
-            source = self.path(ref).open("rb")
-        except OSError:
-            raise BlobLost(ref) from None
+            source = patiently(lambda: self.path(ref).open("rb"))
+        except OSError as error:
+            raise _lost(ref, error) from None
         digest = hashlib.sha256()
         with source, target.open("wb") as out:
             while True:
                 try:
                     chunk = source.read(_CHUNK)
                 except OSError:
-                    raise BlobLost(ref) from None
+                    raise BlobLost(ref, "unreadable") from None
                 if not chunk:
                     break
                 digest.update(chunk)
@@ -86,20 +95,23 @@ class BlobTree:
         if digest.hexdigest() != ref.sha256:
             target.unlink()
             self.set_aside(ref)
-            raise BlobLost(ref)
+            raise BlobLost(ref, "damaged")
 
     def write(self, data: bytes) -> BlobRef:
         """Store ``data``. Raises OSError."""
-        return self._store(iter((data,)))[0]
+        staged = self.stage(iter((data,)))
+        self.commit(staged)
+        return staged.ref
 
-    def write_file(self, source: Path) -> tuple[BlobRef, int]:
-        """Store a copy of the file ``source``; returns its reference and its length in bytes. Raises OSError."""
+    def stage_file(self, source: Path) -> Staged:
+        """Copy the file ``source`` to a temporary file of the tree. Raises OSError."""
         with source.open("rb") as file:
-            return self._store(iter(lambda: file.read(_CHUNK), b""))
+            return self.stage(iter(lambda: file.read(_CHUNK), b""))
 
-    def _store(self, chunks: Iterator[bytes]) -> tuple[BlobRef, int]:
+    def stage(self, chunks: Iterator[bytes]) -> Staged:
+        """Write ``chunks`` to a temporary file and sync it. Raises OSError, and leaves no file then."""
         self.temporary.mkdir(parents=True, exist_ok=True)
-        scratch = self.temporary / secrets.token_hex(16)
+        scratch = self.temporary / f"{self.owner}{secrets.token_hex(16)}"
         digest = hashlib.sha256()
         size = 0
         try:
@@ -110,36 +122,88 @@ class BlobTree:
                     out.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
-            ref = BlobRef(digest.hexdigest())
-            target = self.path(ref)
+        except BaseException:
+            discard(scratch)
+            raise
+        return Staged(scratch, BlobRef(digest.hexdigest()), size)
+
+    def commit(self, staged: Staged) -> None:
+        """Give a staged file its name. Raises OSError, and leaves no temporary file then."""
+        target = self.path(staged.ref)
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
             # An older file of this name is replaced even if it looks right: that also heals a damaged one.
-            scratch.replace(target)
+            patiently(lambda: staged.path.replace(target))
         except BaseException:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
+            discard(staged.path)
             raise
-        return ref, size
 
     def set_aside(self, ref: BlobRef) -> None:
         """Move a damaged file to ``broken``. On a store that cannot be written it stays, and is a miss each time."""
         with contextlib.suppress(OSError):
             self.broken.mkdir(parents=True, exist_ok=True)
-            self.path(ref).replace(self.broken / f"{ref.sha256}.{secrets.token_hex(4)}")
+            aside = self.broken / f"{ref.sha256}.{secrets.token_hex(4)}"
+            self.path(ref).replace(aside)
+            # Its age from here on is how long it has been lying there.
+            os.utime(aside)
+
+    def remove(self, ref: BlobRef) -> None:
+        """Delete the file, if it is there and can be deleted."""
+        with contextlib.suppress(OSError):
+            self.path(ref).unlink()
 
     def entries(self) -> Iterator[BlobRef]:
-        """Every blob by its file name, unverified, in increasing order. Ends early where a directory cannot be read."""
-        with contextlib.suppress(OSError):
-            for outer in sorted(self.root.iterdir()):
-                for inner in sorted(outer.iterdir()):
-                    for file in sorted(inner.iterdir()):
-                        if len(file.name) == 64:
-                            yield BlobRef(file.name)
+        """Every blob by its file name, unverified, in increasing order; what cannot be listed is left out."""
+        for outer in _names(self.root, 2):
+            for name in _names(self.root / outer, 64):
+                yield BlobRef(name)
 
-    def sweep(self) -> None:
-        """Remove temporary files that a killed writer left more than a day ago."""
-        with contextlib.suppress(OSError):
-            for file in self.temporary.iterdir():
-                with contextlib.suppress(OSError):
-                    if time.time() - file.stat().st_mtime > _ABANDONED_SECONDS:
-                        file.unlink()
+
+def patiently(attempt: Callable[[], _T]) -> _T:
+    """The result of ``attempt``, made again a few times where a file is busy or its handle stale. Raises OSError."""
+    for pause in _PAUSES:
+        try:
+            return attempt()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+        time.sleep(pause)
+    return attempt()
+
+
+def patiently_hashed(path: Path, ref: BlobRef, size: int) -> str:
+    """The SHA-256 of a file; "" where its length is not ``size``. Raises BlobLost, and OSError as ``BlobTree.read``."""
+
+    def attempt() -> str:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                return ""
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    try:
+        return patiently(attempt)
+    except OSError as error:
+        raise _lost(ref, error) from None
+
+
+def discard(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _lost(ref: BlobRef, error: OSError) -> Exception:
+    """What a failed read means: a want of file handles says nothing about the blob."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return error
+    return BlobLost(ref, "lost" if error.errno in (errno.ENOENT, errno.ENOTDIR) else "unreadable")
+
+
+def _names(directory: Path, length: int) -> list[str]:
+    try:
+        with os.scandir(directory) as found:
+            return sorted(item.name for item in found if len(item.name) == length)
+    except OSError:
+        return []

@@ -74,6 +74,15 @@ class BuildConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """A cache profile for use without a build: its content, its file, and the directory of the local cache."""
+
+    profile: Profile
+    file: Path
+    cache_directory: Path
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where another file is named: the directory it is relative to, that directory as messages show it, and the place."""
 
@@ -134,6 +143,12 @@ def load_build(
         profile_file=profile_file,
         profile_chosen=bool(cache),
     )
+
+
+def load_profile(text: str, option: str = "--cache") -> ProfileConfig:
+    """The profile that ``text`` names: a path, or the name of a shipped one. Raises InvalidInput, at its place."""
+    profile, file = _load_named(text, "cache", Profile, _option_place(option))
+    return ProfileConfig(profile, file, _cache_directory(profile, file.parent))
 
 
 def _option_place(option: str) -> _Place:

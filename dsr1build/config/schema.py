@@ -76,6 +76,29 @@ def _check_tokens(value: Any) -> int | str:
     raise fault(f"{describe(value)} is not a number of tokens", f"Write a whole number from 1 to {LARGEST_TOKENS}, or `chunk`.")
 
 
+def parse_bytes(value: object) -> int:
+    """A number of bytes, or such a text as `20 GB` or `512 MiB`, in bytes. Raises ValueError for anything else."""
+    if type(value) is int and 0 <= value < 1 << 63:
+        return value
+    match = (
+        re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)", value)
+        if isinstance(value, str)
+        else None
+    )
+    if match is None:
+        raise ValueError(f"{describe(value)} is not a number of bytes")
+    unit = match[2]
+    base = 1024 if unit.endswith("iB") else 1000
+    return int(float(match[1]) * base ** ("B", "k", "M", "G", "T").index(unit[0].replace("K", "k")))
+
+
+def _check_bytes(value: Any) -> int:
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise fault(str(error), "Write a whole number of bytes, or a number with its unit: 20 GB, 512 MiB.") from None
+
+
 def _check_url(value: str) -> str:
     """A URL without credentials: what is in a profile is in version control, logs and messages."""
     scheme, found, rest = value.partition("://")
@@ -147,6 +170,18 @@ _INSTANCE_CHECKS = _text(r"([A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*)?", "an instance 
 InstanceName: TypeAlias = Annotated[str, _INSTANCE_CHECKS[0], _INSTANCE_CHECKS[1]]
 RemoteUrl: TypeAlias = Annotated[
     str, AfterValidator(_check_url), WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(REMOTE_SCHEMES)})://.+$"})
+]
+Bytes: TypeAlias = Annotated[
+    int,
+    PlainValidator(_check_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": "^[0-9]{1,12}(\\.[0-9]{1,6})? ?(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)$"},
+            ]
+        }
+    ),
 ]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=3600)]
 ContextLength: TypeAlias = Annotated[int, Field(ge=1, le=1 << 30)]
@@ -400,6 +435,15 @@ class LocalCache(_Section):
         default=None,
         description="Directory of the cache. Default: `$XDG_CACHE_HOME/dsr1build`, or else `~/.cache/dsr1build`.",
         examples=["~/.cache/dsr1build"],
+    )
+    max_bytes: Bytes = Field(
+        default=20_000_000_000,
+        description="The most room that the cache may take, in bytes or with a unit. What costs least to make again for its"
+        " size, and was not used lately, is evicted first; what a running build uses never is.",
+        examples=["20 GB"],
+    )
+    max_files: Annotated[int, Field(ge=0, lt=1 << 63)] = Field(
+        default=1_000_000, description="The most files that the cache may have: file systems and quotas limit their number, too."
     )
 
 

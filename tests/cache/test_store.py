@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dsr1build.cache.blobs import BlobLost
-from dsr1build.cache.store import LocalStore, check_output_path, parse_manifest, render_manifest
-from dsr1build.digest import BlobRef, encode, key_of, sha256_hex
+from dsr1build.cache.record import check_output_path
+from dsr1build.cache.store import LocalStore
+from dsr1build.digest import BlobRef, encode, key_of
 
 
 @pytest.fixture
@@ -372,22 +373,3 @@ def test_a_store_without_hits_does_not_import_diskcache(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
-
-def test_a_manifest_has_one_form():
-    key, ref = sha256_hex(b"k"), BlobRef(sha256_hex(b"x"))
-    data = render_manifest(key, {"out": (ref, 1)})
-    assert data == (f'{{"key":"{key}","outputs":{{"out":{{"sha256":"{ref.sha256}","size":1}}}},"version":1}}'.encode())
-    assert parse_manifest(data, key) == {"out": (ref, 1)}
-    for bad in (
-        data + b" ",
-        data.replace(b'"version":1', b'"version":2'),
-        data.replace(b'"out"', b'"/out"'),
-        data.replace(b'"size":1', b'"size":true'),
-        b"[]",
-        b"",
-        b"{}",
-    ):
-        with pytest.raises(ValueError):
-            parse_manifest(bad, key)
-    with pytest.raises(ValueError, match="belongs to another key"):
-        parse_manifest(data, sha256_hex(b"other"))
