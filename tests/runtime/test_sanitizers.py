@@ -2,8 +2,11 @@
 
 import dataclasses
 import shutil
+import struct
 import subprocess
+from math import prod
 from pathlib import Path
+from random import Random
 
 import pytest
 import toy_model
@@ -44,6 +47,44 @@ def test_a_generation_is_clean(toy_bundle: Path, tmp_path: Path, sanitizer: str)
         bad = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
         assert bad.returncode == 1
         assert bad.stderr.startswith("error: ") and len(bad.stderr.splitlines()) == 1
+
+
+def test_a_binding_with_any_damage_is_refused_or_harmless(toy_bundle: Path, tmp_path: Path) -> None:
+    """Numbers of the tables are replaced by extreme ones, every context among them with shapes and lengths that agree."""
+    program = compile_program(tmp_path, SANITIZERS["memory"], program_tables(toy_model.toy_program()))
+    bundle = tmp_path / "bundle"
+    shutil.copytree(toy_bundle, bundle)
+    sound = (bundle / "weights.bind").read_bytes()
+    tables = 72 + 16 * struct.unpack_from("<I", sound, 12)[0]
+    count = struct.unpack_from("<I", sound, 16)[0]
+    random = Random(0)
+    damaged = [with_context(sound, tables, count, context) for context in (1, 1 << 31, 1 << 40, *(1 << n for n in range(57, 63)))]
+    for _ in range(120):
+        data = bytearray(sound)
+        at = random.randrange(tables + 64 * count)
+        size, number = random.choice([("<I", 1 << 32), ("<Q", 1 << 64)])
+        at -= at % struct.calcsize(size)
+        struct.pack_into(
+            size, data, at, random.choice([0, 1, 3, len(sound), number - 1, number // 2 - 1, number // 2, number // 4])
+        )
+        damaged.append(bytes(data))
+    for data in damaged:
+        (bundle / "weights.bind").write_bytes(data)
+        run = subprocess.run([program, bundle, "1", "1"], capture_output=True, text=True, check=False)
+        assert (run.returncode, run.stderr) == (0, "") or (run.returncode, len(run.stderr.splitlines())) == (1, 1), run.stderr
+        assert run.returncode == 0 or run.stderr.startswith("error: ")
+
+
+def with_context(binding: bytes, tables: int, count: int, context: int) -> bytes:
+    """The binding with another context, and lengths (modulo 2**64, as C multiplies) and shapes that fit it."""
+    data = bytearray(binding)
+    struct.pack_into("<q", data, 24, context)
+    for at in range(tables, tables + 64 * count, 64):
+        rank = struct.unpack_from("<I", data, at + 12)[0]
+        shape = [context if d == toy_model.CONTEXT else d for d in struct.unpack_from(f"<{rank}q", data, at + 32)]
+        struct.pack_into("<Q", data, at + 24, 4 * prod(shape) % (1 << 64))
+        struct.pack_into(f"<{rank}q", data, at + 32, *shape)
+    return bytes(data)
 
 
 def test_the_runtime_itself_names_missing_cpu_features(toy_bundle: Path, tmp_path: Path) -> None:

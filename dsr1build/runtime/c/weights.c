@@ -101,7 +101,9 @@ static int check_header(const mapping *m, const bind_header *h, message *error) 
                     (unsigned long long)bytes);
     if (h->tensor_count != (uint32_t)program->weight_count)
         return fail(error, DSR1_ERROR_BUNDLE, "weights.bind has %u tensors, the program has %d", h->tensor_count, program->weight_count);
-    if (h->context < 1) return fail(error, DSR1_ERROR_BUNDLE, "weights.bind has a context of %lld tokens", (long long)h->context);
+    /* No model's context is longer, and sizes that grow with it must not overflow. */
+    if (h->context < 1 || h->context > INT32_MAX)
+        return fail(error, DSR1_ERROR_BUNDLE, "weights.bind has a context of %lld tokens", (long long)h->context);
     return DSR1_OK;
 }
 
