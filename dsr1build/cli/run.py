@@ -67,18 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
                 hint="shorten the prompt, or raise `context` in BUILD.yaml and build again (nothing is recompiled)",
             )
         clock = Clock()
-        tokens = clock.watch(
-            session.stream(
-                prompt,
-                min(arguments.max_new, room),
-                temperature=arguments.temperature,
-                top_p=arguments.top_p,
-                top_k=arguments.top_k,
-                seed=arguments.seed,
-                stop_at_eos=not arguments.ignore_eos,
-            )
-        )
         try:
+            tokens = clock.watch(
+                session.stream(
+                    prompt,
+                    min(arguments.max_new, room),
+                    temperature=arguments.temperature,
+                    top_p=arguments.top_p,
+                    top_k=arguments.top_k,
+                    seed=arguments.seed,
+                    stop_at_eos=not arguments.ignore_eos,
+                )
+            )
             if arguments.json:
                 text = "".join(stream_text(codec, tokens, prompt)) if codec else None
                 for _ in tokens:
