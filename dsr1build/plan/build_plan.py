@@ -119,7 +119,13 @@ def build_plan(
 
 
 def target_spec(target: Target) -> TargetSpec:
-    """The target with ``native`` resolved. Raises InvalidInput for an unknown CPU or feature."""
+    """The target with ``native`` resolved. Raises InvalidInput for an unknown triple, CPU or feature."""
+    if target.triple not in cpu.TRIPLES:
+        raise InvalidInput(
+            f"the triple {target.triple!r} is not supported",
+            where=f"target {target.name}",
+            hint=f"Supported: {', '.join(cpu.TRIPLES)}.",
+        )
     try:
         name, features = cpu.resolve(target.cpu, target.features)
     except InvalidInput as error:

@@ -6,6 +6,9 @@ from typing import Any
 
 from dsr1build.errors import EnvironmentUnfit, InvalidInput
 
+# The one platform that kernels are compiled, checked and run for.
+TRIPLES = ("x86_64-unknown-linux-gnu",)
+
 # LLVM feature name -> the flag in /proc/cpuinfo.
 CPUINFO_FLAG: Mapping[str, str] = {
     "sse2": "sse2",

@@ -11,8 +11,8 @@ from dsr1build.graph.signature import Specialization
 from dsr1build.lower.action import lower_fields
 from dsr1build.plan.build_plan import LinkParts, check_pipelines, pipeline_overrides
 from dsr1build.plan.explain import first_difference
+from dsr1build.toolchains import cpu, tools
 from dsr1build.toolchains import target as toolchain
-from dsr1build.toolchains import tools
 
 
 def changed(planner, recipe=None, target=None):
@@ -89,7 +89,8 @@ def uses_dot(planner, kernel):
     [{"cpu": "x86-64-v4"}, {"features": ("+avx512f",)}, {"features": ("-fma",)}, {"triple": "x86_64-unknown-linux-musl"}],
     ids=str,
 )
-def test_the_machine_reaches_every_kernel(planner, changes):
+def test_the_machine_reaches_every_kernel(planner, monkeypatch, changes):
+    monkeypatch.setattr(cpu, "TRIPLES", (*cpu.TRIPLES, "x86_64-unknown-linux-musl"))
     assert changed(planner, target=edit(planner.target, **changes)) == all_kinds(planner)
 
 
@@ -190,6 +191,15 @@ def test_an_unknown_cpu_names_its_target(planner):
         planner.plan(targets=[edit(planner.target, cpu="x86-64-v9")])
     assert error.value.render() == (
         "target x86-64-v3: error: unknown CPU 'x86-64-v9'\nhelp: Known: x86-64, x86-64-v2, x86-64-v3, x86-64-v4, native."
+    )
+
+
+def test_an_unknown_triple_names_its_target(planner):
+    with pytest.raises(InvalidInput) as error:
+        planner.plan(targets=[edit(planner.target, triple="aarch64-unknown-linux-gnu")])
+    assert error.value.render() == (
+        "target x86-64-v3: error: the triple 'aarch64-unknown-linux-gnu' is not supported\n"
+        "help: Supported: x86_64-unknown-linux-gnu."
     )
 
 
