@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
 from typing import IO, NoReturn, Protocol, cast
 
 from dsr1build import __version__
@@ -106,6 +108,7 @@ def verb_parser(name: str, verb: Verb) -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and give its exit code. Errors of the user's are printed here."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
     try:
         code = _dispatch(arguments)
         # A reader that has gone away must show here, not when the interpreter shuts down.
@@ -121,11 +124,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return _report(
-            EnvironmentUnfit("the disk is full", where=str(error.filename or ""), hint="Free some space and run it again.")
-        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Free some space and run it again."
+            return _report(EnvironmentUnfit("the disk is full", where=str(error.filename or ""), hint=hint))
+        if error.errno == errno.ENOENT and _directory_is_gone():
+            hint = "Change to a directory that exists."
+            return _report(EnvironmentUnfit("the current directory has been removed", hint=hint))
+        raise
+
+
+def open_standard_streams() -> None:
+    """Open standard streams that the caller has closed on the null device, and keep output from failing on a character.
+
+    A free descriptor below 3 would be taken by the next file that is opened, a database for example.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is this one, since those below are open by now.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # File names that are not UTF-8 leave as they came; another encoding writes characters that it lacks as numbers.
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _directory_is_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _dispatch(arguments: list[str]) -> int:

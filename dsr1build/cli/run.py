@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from dsr1build.runtime.session import BundleError, load
+    from dsr1build.runtime.session import MOST_THREADS, BundleError, load
     from dsr1build.runtime.text import TextError, encode_chat, encode_prompt, load_text_codec, stream_text
 
     bundle: Path = arguments.bundle
-    check_options(arguments)
+    check_options(arguments, MOST_THREADS)
     try:
         codec = None if arguments.ids is not None else load_text_codec(bundle)
         if codec is None:
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_options(arguments: argparse.Namespace) -> None:
+def check_options(arguments: argparse.Namespace, most_threads: int) -> None:
     """Refuse options out of range, each by name."""
     checks = (
         ("--max-new", arguments.max_new >= 1, "at least 1"),
@@ -107,7 +107,7 @@ def check_options(arguments: argparse.Namespace) -> None:
         ("--top-p", 0.0 < arguments.top_p <= 1.0, "more than 0 and at most 1"),
         ("--top-k", arguments.top_k >= 0, "0 or more"),
         ("--seed", arguments.seed >= 0, "0 or more"),
-        ("--threads", arguments.threads is None or arguments.threads >= 1, "at least 1"),
+        ("--threads", arguments.threads is None or 1 <= arguments.threads <= most_threads, f"1 to {most_threads}"),
     )
     for option, good, expected in checks:
         if not good:

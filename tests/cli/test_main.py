@@ -165,6 +165,42 @@ def test_full_disk() -> None:
     assert result.stderr == "error: the disk is full\nhelp: Free some space and run it again.\n"
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize(("words", "code"), [(("schema", "recipe"), 0), (("plan", "BUILD.yaml"), 2)])
+def test_closed_standard_streams(tmp_path: Path, closed: tuple[int, ...], words: tuple[str, ...], code: int) -> None:
+    redirections = " ".join(f"{descriptor}>&-" for descriptor in closed)
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "dsr1build", *words]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False)
+    assert bool(result.stdout) == (code == 0 and 1 not in closed)
+    assert bool(result.stderr) == (code != 0 and 2 not in closed)
+
+
+@pytest.mark.parametrize("words", [("build", "BUILD.yaml"), ("plan", "BUILD.yaml"), ("run", "bundle", "--ids", "1")])
+def test_a_current_directory_that_was_removed(tmp_path: Path, words: tuple[str, ...]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', gone, sys.executable, "-m", "dsr1build", *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == "error: the current directory has been removed\nhelp: Change to a directory that exists.\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("utf-8:strict", b"\xff \xc3\xbc \xf0\x9f\x98\x80\n"), ("latin-1:strict", b"\\udcff \xfc \\U0001f600\n")],
+)
+def test_no_character_is_beyond_standard_output(encoding: str, written: bytes) -> None:
+    code = (
+        "import sys\nfrom dsr1build.cli import main, schema\n"
+        "def show(arguments):\n    print('\\udcff \\xfc \\U0001f600')\n    return 0\n"
+        "schema.run = show\nsys.exit(main.main(['schema', 'build']))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=environment)
+    assert (result.returncode, result.stdout) == (0, written), result.stderr
+
+
 def test_interrupt(tmp_path: Path) -> None:
     # No verb waits for anything reliably, so one is made to.
     code = (

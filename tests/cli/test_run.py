@@ -87,7 +87,7 @@ def test_no_more_is_generated_than_the_context_holds(toy_bundle: Path, capsys: p
         (["--ids", "1", "--top-p", "0"], "run: error: --top-p is 0.0, expected more than 0 and at most 1\n"),
         (["--ids", "1", "--top-k", "-1"], "run: error: --top-k is -1, expected 0 or more\n"),
         (["--ids", "1", "--seed", "-1"], "run: error: --seed is -1, expected 0 or more\n"),
-        (["--ids", "1", "--threads", "0"], "run: error: --threads is 0, expected at least 1\n"),
+        (["--ids", "1", "--threads", "0"], "run: error: --threads is 0, expected 1 to 1024\n"),
         (["--ids", "1,19"], "BUNDLE: error: token 1 has the id 19, the vocabulary has the ids 0 to 18\n"),
         (
             ["--ids", ",".join("1" * 48)],
