@@ -129,16 +129,21 @@ def load_build(
         raise InvalidInput(
             f"the context must be at least 1 token, but is {context}", where="--context", hint="Write a positive number."
         )
+    loaded_targets = _load_targets(named_targets)
+    place_of_output = _option_place("--output") if output else place("output") if "output" in build.model_fields_set else place()
+    output_directory = _absolute(place_of_output.directory, output or build.output)
+    for target in loaded_targets:
+        _refuse_file(output_directory / build.name / target.name, place_of_output)
     return BuildConfig(
         file=file,
         build=build,
         recipe=recipe,
-        targets=_load_targets(named_targets),
+        targets=loaded_targets,
         profile=profile,
         model=_model_source(build, place),
         context=context or build.context,
         context_position=document.position("context") if build.context and context is None else None,
-        output=_absolute(Path.cwd(), output) if output else _absolute(here, build.output),
+        output=output_directory,
         cache_directory=_cache_directory(profile, profile_file.parent),
         profile_file=profile_file,
         profile_chosen=bool(cache),
@@ -199,6 +204,16 @@ def _kind_of(path: Path, place: _Place) -> Literal["file", "directory", "other"]
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise place.fail(f"`{shown_text(str(path))}` cannot be read: {reason}", "Check the path and its permissions.") from None
     return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def _refuse_file(bundle: Path, place: _Place) -> None:
+    """Refuse a directory for a bundle that cannot be made because it, or one that it would lie in, is a file."""
+    for path in (bundle, *bundle.parents):
+        kind = _kind_of(path, place)
+        if kind == "directory":
+            return
+        if kind is not None:
+            raise place.fail(f"no bundle can be written to {bundle}: {path} is a file", "Name another directory as `output`.")
 
 
 def _load_named(text: str, shelf: Shelf, schema: type[Section], place: _Place) -> tuple[Section, Path]:

@@ -226,7 +226,14 @@ class _Run:
                     hint="free some space in the cache's directory or in the temporary directory (TMPDIR)",
                 ) from error
             if self.options.save_temps is not None and self._keeps_temps(action):
-                _keep_temps(job, self.options.save_temps)
+                try:
+                    _keep_temps(job, self.options.save_temps)
+                except OSError as error:
+                    raise EnvironmentUnfit(
+                        f"the intermediate files of {action.label} cannot be kept: {error.strerror or error}",
+                        where=str(self.options.save_temps),
+                        hint="name another directory for them",
+                    ) from error
             self.executed.append(action.id)
             self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
             waiters = self.waiting_for_key.pop(job.key)

@@ -39,10 +39,12 @@ def assemble_bundle(
     """Make the bundle at ``destination`` (``dist/<name>/<target>``) and return it.
 
     ``library`` is the linked shared object. A bundle that stands there is replaced as a whole, or not touched at all if it
-    is the same; on any error it stays as it is. Raises InvalidInput where something else than a bundle stands there or a
-    weight does not fit, and EnvironmentUnfit where the file system refuses.
+    is the same; on any error it stays as it is. A symbolic link there is followed and stays. Raises InvalidInput where
+    something else than a bundle stands there or a weight does not fit, and EnvironmentUnfit where the file system refuses.
     """
     try:
+        if destination.is_symlink():
+            destination = destination.resolve()
         destination.parent.mkdir(parents=True, exist_ok=True)
         if destination.exists() and not (destination / MANIFEST).is_file() and any(destination.iterdir()):
             raise InvalidInput(

@@ -150,6 +150,14 @@ def test_ctrl_c_stops_at_once_and_finished_actions_are_kept(workspace):
     assert nothing_is_left(workspace)
 
 
+@pytest.mark.parametrize(("place", "reason"), [("BUILD.yaml", "Not a directory"), ("/proc/none", "No such file or directory")])
+def test_save_temps_where_nothing_can_be_kept(workspace, place, reason):
+    code, _, err = build(workspace, "BUILD.yaml", "--no-link", "-j", "1", "--save-temps", place)
+    assert code == 3
+    assert err.startswith(f"{place}: error: the intermediate files of embedding ")
+    assert err.endswith(f" cannot be kept: {reason}\nhelp: name another directory for them\n")
+
+
 def test_save_temps_keeps_the_ir_of_each_pass_group(workspace):
     recipe = (workspace / "recipes/deepseek_v3.yaml").read_text().split("specializations:")[0]
     (workspace / "recipes/deepseek_v3.yaml").write_text(recipe + "specializations: {decode: [], prefill: [], expert: []}\n")

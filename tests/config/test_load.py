@@ -224,6 +224,19 @@ def test_mistakes_in_options(project: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("file", ["dist", "dist/sample", "dist/sample/x86-64-v3"])
+def test_a_file_where_the_bundle_goes(project: Path, file: str) -> None:
+    name = load_build("BUILD.yaml").build.name
+    path = project / file.replace("sample", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    said = f"no bundle can be written to {project}/dist/{name}/x86-64-v3: {path} is a file\n"
+    hint = "help: Name another directory as `output`."
+    assert message(output="dist") == f"--output: error: {said}{hint}"
+    assert message().startswith("BUILD.yaml:") and message().endswith(hint) and said in message()
+    assert load_build("BUILD.yaml", output="elsewhere").output == project / "elsewhere"
+
+
 def test_nothing_is_written(project: Path) -> None:
     before = sorted(project.rglob("*"))
     load_build("BUILD.yaml")

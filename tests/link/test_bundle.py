@@ -114,6 +114,19 @@ def test_a_change_replaces_the_bundle_as_a_whole(toy_library: Path, tmp_path: Pa
     assert names(bundle.parent) == ["plain"]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_symbolic_link_to_where_the_bundle_lies_is_followed(toy_library: Path, tmp_path: Path, exists: bool) -> None:
+    there, link = tmp_path / "large disk" / "bundle", tmp_path / "dist" / "toy" / "plain"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../large disk/bundle")
+    if exists:
+        there.mkdir(parents=True)
+    for context in (48, 96):
+        assert toy_model.build_toy_bundle(tmp_path, toy_library, context=context) == there
+        assert json.loads((link / "manifest.json").read_text())["context"] == context
+        assert link.is_symlink() and names(link.parent) == ["plain"] and names(there.parent) == ["bundle"]
+
+
 def test_generated_weights_are_not_generated_again(toy_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = toy_model.build_toy_bundle(tmp_path, toy_library)
     tables = (bundle / "weights" / "tables.safetensors").stat().st_ino
