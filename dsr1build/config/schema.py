@@ -476,6 +476,19 @@ class RemoteCache(_Section):
     )
     timeouts: RemoteTimeouts = Field(default_factory=RemoteTimeouts, description="How long the cache may take.")
 
+    @model_validator(mode="after")
+    def _keys_fit_the_protocol(self) -> "RemoteCache":
+        scheme = self.url.partition("://")[0]
+        if self.instance and scheme not in ("grpc", "grpcs"):
+            raise fault(f"a cache at {scheme}:// has no instances", "Remove `instance`, or put it into the path.", ("instance",))
+        if self.headers_from_env and scheme not in ("grpc", "grpcs", "http", "https"):
+            raise fault(
+                f"requests to {scheme}:// carry no headers of yours",
+                "Give credentials as the provider's own tools take them, for example in AWS_ACCESS_KEY_ID.",
+                ("headers_from_env",),
+            )
+        return self
+
 
 class Trust(_Section):
     """Whose results are used. A result is signed by the machine that made it."""

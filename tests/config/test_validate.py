@@ -430,7 +430,7 @@ GOLDEN: dict[str, tuple[type[BaseModel], str, str]] = {
             "3:9",
             "unknown key `direktory` in `local`",
             "local: {direktory: /tmp}",
-            "Did you mean `directory`? The keys here are directory.",
+            "Did you mean `directory`? The keys here are directory, max_bytes, max_files.",
         ),
     ),
     "scheme of a remote": (
@@ -461,6 +461,23 @@ GOLDEN: dict[str, tuple[type[BaseModel], str, str]] = {
             "`Bearer xyz` is not the name of an environment variable",
             "    headers_from_env: {authorization: Bearer xyz}",
             "Write the variable's name; its value, a secret perhaps, does not belong in the file.",
+        ),
+    ),
+    "headers of an object store": (
+        Profile,
+        PROFILE + "remotes:\n  - url: s3://bucket\n    headers_from_env: {authorization: TOKEN}\n",
+        golden(
+            "5:23",
+            "requests to s3:// carry no headers of yours",
+            "    headers_from_env: {authorization: TOKEN}",
+            "Give credentials as the provider's own tools take them, for example in AWS_ACCESS_KEY_ID.",
+        ),
+    ),
+    "instance of an HTTP cache": (
+        Profile,
+        PROFILE + "remotes:\n  - url: http://cache\n    instance: main\n",
+        golden(
+            "5:15", "a cache at http:// has no instances", "    instance: main", "Remove `instance`, or put it into the path."
         ),
     ),
     "remote twice": (
