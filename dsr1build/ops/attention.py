@@ -16,39 +16,34 @@ from dsr1build.ops.operator import (
     scalar_past,
 )
 
-# Stands for minus infinity under the mask: finite, so that no difference of two of them is a NaN.
-MASKED = -3.0e38
 
-
-def valid_row(b: Body, token_loop: int, cache_loop: int) -> str:
-    """Cache row l is visible to token t of this call: ``l <= past + t``."""
-    last = b.add_int("%past", b.index(token_loop), "index")
-    return b.compare_int("ule", b.index(cache_loop), last)
-
-
-def masked_softmax(emitter: Emitter, scores: Value, outer: str, scale: float) -> tuple[Value, Value]:
+def masked_softmax(emitter: Emitter, scores: Value, loops: str, scale: float) -> tuple[Value, Value]:
     """The numerators and denominators of a causal softmax, as generics of the current phase.
 
-    ``scores`` is [.., l] with the loops ``outer`` (``t`` first) and cache rows last. Returns exp(scale * score - largest),
-    exactly 0 in rows that are not visible, and its sums over the cache rows, [..].
+    ``scores`` [.., L] is indexed by ``loops``, which hold ``t``, the token, and end in cache rows; it is overwritten.
+    Returns exp(scale * score - largest), exactly 0 in cache rows l > past + t, and its sums over the cache rows, [..].
+    Every token sees at least its own row, so the largest is finite.
     """
-    loops, row_loop = f"{outer}, l", outer.count(",") + 1
+    names = loops.split(", ")
+    outer, token_loop, row_loop = ", ".join(names[:-1]), names.index("t"), len(names) - 1
     parallel = "p" * row_loop
     sums_type = TensorType("f32", scores.type.shape[:-1])
 
-    def mask(b: Body, score: str, _: str) -> str:
-        return b.select(valid_row(b, 0, row_loop), b.mul(score, b.constant(scale)), b.constant(MASKED))
+    def visible(b: Body) -> str:
+        return b.compare_int("ule", b.index(row_loop), b.add_int("%past", b.index(token_loop), "index"))
 
-    def exponential(b: Body, score: str, largest: str, _: str) -> str:
-        return b.select(valid_row(b, 0, row_loop), b.exp(b.sub(score, largest)), b.constant(0.0))
+    def mask(b: Body, score: str) -> str:
+        return b.select(visible(b), b.mul(score, b.constant(scale)), b.constant(float("-inf")))
 
-    masked = emitter.generic("mask", loops, [(scores, loops)], (emitter.empty(scores.type), loops), f"{parallel}p", mask)
-    largest = emitter.filled(sums_type, MASKED)
+    def exponential(b: Body, largest: str, score: str) -> str:
+        return b.select(visible(b), b.exp(b.sub(score, largest)), b.constant(0.0))
+
+    masked = emitter.generic("mask", loops, [], (scores, loops), f"{parallel}p", mask)
+    largest = emitter.filled(sums_type, float("-inf"))
     largest = emitter.generic(
         "largest", loops, [(masked, loops)], (largest, outer), f"{parallel}r", lambda b, a, acc: b.maximum(acc, a)
     )
-    operands = [(masked, loops), (largest, outer)]
-    terms = emitter.generic("exp", loops, operands, (emitter.empty(scores.type), loops), f"{parallel}p", exponential)
+    terms = emitter.generic("terms", loops, [(largest, outer)], (masked, loops), f"{parallel}p", exponential)
     sums = emitter.generic(
         "total", loops, [(terms, loops)], (emitter.filled(sums_type), outer), f"{parallel}r", lambda b, a, acc: b.add(acc, a)
     )
@@ -83,7 +78,7 @@ def causal_softmax_reference(scores: str, result: str, scale: float) -> str:
     """
     return f"""
         {result}_scale = Constant <value_float = {scale!r}> ()
-        {result}_minus = Constant <value_float = {MASKED!r}> ()
+        {result}_minus = Constant <value = float {{-inf}}> ()
         {result}_first = Constant <value_int = 0> ()
         {result}_step = Constant <value_int = 1> ()
         {result}_none = Constant <value_ints = [-1]> ()
@@ -170,7 +165,7 @@ def _lower(emitter: Emitter, operands: Operands, attributes: Attributes) -> tupl
         scores = emitter.generic(
             "sum", "t, h, g, l, j", [(partial, "t, h, g, l, j")], (scores, "t, h, g, l"), "ppppr", lambda b, p, acc: b.add(acc, p)
         )
-    terms, sums = masked_softmax(emitter, scores, outer, real(attributes, "scale"))
+    terms, sums = masked_softmax(emitter, scores, f"{outer}, l", real(attributes, "scale"))
     weighted = emitter.filled(TensorType("f32", (rows, kv_heads, group, width)))
     weighted = emitter.generic(
         "values",

@@ -13,6 +13,7 @@ for many tokens, the second for few.
 from collections.abc import Callable
 
 from dsr1build.graph.model import TensorType
+from dsr1build.ops.attention import causal_softmax_reference
 from dsr1build.ops.dense import widened_weight
 from dsr1build.ops.latent_lowering import LatentShape, latent_shape, lower_absorbed, lower_expanded
 from dsr1build.ops.operator import Attributes, Operator, Types, activation, required
@@ -29,10 +30,7 @@ def _reference(types: Types, attributes: Attributes, context: Callable[[LatentSh
     w_kvb = required(types[2], "w_kvb")
     return f"""
         first = Constant <value_ints = [0]> ()
-        one = Constant <value_ints = [1]> ()
         last = Constant <value_ints = [-1]> ()
-        zero = Constant <value_int = 0> ()
-        step = Constant <value_int = 1> ()
         heads_shape = Constant <value_ints = [-1, {s.heads}, {s.nope + s.rope}]> ()
         q_parts = Constant <value_ints = [{s.nope}, {s.rope}]> ()
         q_heads = Reshape (q, heads_shape)
@@ -52,24 +50,14 @@ def _reference(types: Types, attributes: Attributes, context: Callable[[LatentSh
         w_uk, w_uv = Split <axis = 1> (wide_heads, wide_parts)
         w_uv_turned = Transpose <perm = [0, 2, 1]> (w_uv)
         rope_scores = MatMul (q_rope, k_rope_turned)
-        scale = Constant <value_float = {s.scale!r}> ()
-        minus_infinity = Constant <value = float {{-inf}}> ()
-        length_scalar = Squeeze (length, first)
-        count_scalar = Squeeze (count, first)
-        row_ids = Range (zero, length_scalar, step)
-        token_ids = Range (zero, count_scalar, step)
-        positions = Add (token_ids, begin)
-        positions_column = Unsqueeze (positions, one)
-        visible = LessOrEqual (row_ids, positions_column)
         {context(s)}
     """
 
 
-_SOFTMAX = """
-        sum_of_scores = Add (nope_scores, rope_scores)
-        scaled_scores = Mul (sum_of_scores, scale)
-        causal_scores = Where (visible, scaled_scores, minus_infinity)
-        p = Softmax <axis = -1> (causal_scores)
+def _softmax(s: LatentShape) -> str:
+    return f"""
+        both_scores = Add (nope_scores, rope_scores)
+        {causal_softmax_reference("both_scores", "p", s.scale)}
 """
 
 
@@ -88,7 +76,7 @@ def _reference_expanded(types: Types, attributes: Attributes) -> str:
         k = MatMul (latent, w_uk_turned)
         k_turned = Transpose <perm = [0, 2, 1]> (k)
         nope_scores = MatMul (q_nope, k_turned)
-        {_SOFTMAX}
+        {_softmax(s)}
         v = MatMul (latent, w_uv_turned)
         attended = MatMul (p, v)
         {_result(s)}"""
@@ -102,7 +90,7 @@ def _reference_absorbed(types: Types, attributes: Attributes) -> str:
         latent_turned = Transpose <perm = [1, 0]> (latent)
         q_latent = MatMul (q_nope, w_uk)
         nope_scores = MatMul (q_latent, latent_turned)
-        {_SOFTMAX}
+        {_softmax(s)}
         mixed = MatMul (p, latent)
         attended = MatMul (mixed, w_uv_turned)
         {_result(s)}"""

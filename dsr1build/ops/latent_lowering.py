@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsr1build.graph.model import Dim, TensorType
+from dsr1build.ops.attention import masked_softmax
 from dsr1build.ops.emitter import Body, Emitter, Value
 from dsr1build.ops.operator import (
     Attributes,
@@ -77,44 +78,6 @@ def _accumulate(
     return e.generic(role, loops, ins, out, iterators, multiply)
 
 
-def _softmax_terms(e: Emitter, scores: Value, scale: float, loops: str, row_iterators: str) -> tuple[Value, Value]:
-    """``exp(scale * s - max)`` over the visible rows, 0 elsewhere, and its sums, from scores [*loops of a row, l].
-
-    ``loops`` ends in l and holds t; a row of the scores is indexed by all loops before l.
-    """
-    names = loops.split(", ")
-    row, t, last = ", ".join(names[:-1]), names.index("t"), len(names) - 1
-    row_type = _f32(*scores.type.shape[:-1])
-
-    def visible(b: Body) -> str:
-        return b.compare_int("ule", b.index(last), b.add_int(e.size_value("past"), b.index(t), "index"))
-
-    masked = e.generic(
-        "mask",
-        loops,
-        [],
-        (scores, loops),
-        row_iterators + "p",
-        lambda b, s: b.select(visible(b), b.mul(s, b.constant(scale)), b.constant(float("-inf"))),
-    )
-    largest = e.filled(row_type, float("-inf"))
-    largest = e.generic(
-        "largest", loops, [(masked, loops)], (largest, row), row_iterators + "r", lambda b, s, acc: b.maximum(acc, s)
-    )
-    terms = e.generic(
-        "terms",
-        loops,
-        [(largest, row)],
-        (masked, loops),
-        row_iterators + "p",
-        lambda b, m, s: b.select(visible(b), b.exp(b.sub(s, m)), b.constant(0.0)),
-    )
-    total = e.generic(
-        "total", loops, [(terms, loops)], (e.filled(row_type), row), row_iterators + "r", lambda b, p, acc: b.add(acc, p)
-    )
-    return terms, total
-
-
 def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
     """One phase, one work item a head: its keys and values are expanded into the worker's local memory.
 
@@ -172,7 +135,7 @@ def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tu
     scores = _accumulate(
         e, "rope_scores", "h, t, r, l", [(q_rope, "t, h, r"), (k_rope_turned, "r, l")], (scores, "h, t, l"), "pprp"
     )
-    terms, total = _softmax_terms(e, scores, s.scale, "h, t, l", "pp")
+    terms, total = masked_softmax(e, scores, "h, t, l", s.scale)
     v = expansion("v", s.nope, s.value)
     mixed = e.filled(_f32(heads, tokens, s.value))
     mixed = _accumulate(e, "mixed", "h, t, l, v", [(terms, "h, t, l"), (v, "h, l, v")], (mixed, "h, t, v"), "pprp")
@@ -232,7 +195,7 @@ def lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tu
         "ppppr",
         lambda b, p, acc: b.add(acc, p),
     )
-    terms, total = _softmax_terms(e, scores, s.scale, "t, g, i, l", "ppp")
+    terms, total = masked_softmax(e, scores, "t, g, i, l", s.scale)
     mixed = _accumulate(
         e,
         "mixed",

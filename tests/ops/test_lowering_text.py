@@ -37,7 +37,7 @@ ROLES = {
     "rotary-1x28-9+10-interleaved": ["p0/map2/rotate", "p1/map2/copy", "p2/map2/copy"],
     "embedding-257x28-bf16": ["p0/map2/gather"],
     "insert-28": ["p0/map2/copy"],
-    "attention-6/2x16": [f"p0/map3/{r}" for r in ("scores", "sum", "mask", "largest", "exp", "total", "values", "context")],
+    "attention-6/2x16": [f"p0/map3/{r}" for r in ("scores", "sum", "mask", "largest", "terms", "total", "values", "context")],
     "slots-28": ["p0/map2/routed", "p0/map2/out"],
 }
 
