@@ -372,4 +372,3 @@ def test_a_store_without_hits_does_not_import_diskcache(tmp_path):
         f"LocalStore(Path({str(tmp_path / 'none')!r}), print).lookup('0' * 64)\nprint('diskcache' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
-
