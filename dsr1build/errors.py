@@ -4,6 +4,7 @@ The command line prints exactly one of these and leaves; it never shows a traceb
 (file:line:col, or a node or tensor name), what was expected, and what to do next.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -41,13 +42,15 @@ class Dsr1Error(Exception):
             out += ["    " + text, "    " + " " * (column - 1) + "^"]
         if self.hint:
             out.append(f"help: {self.hint}")
-        return "\n".join(out)
+        return _CONTROL.sub(lambda match: repr(match[0])[1:-1], "\n".join(out))
 
     def __str__(self) -> str:
         return self.render()
 
 
 _LONGEST_LINE = 160
+# Names from a file of a stranger may hold sequences that a terminal obeys; only line ends pass.
+_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def _excerpt(position: Position) -> tuple[str, int]:

@@ -327,13 +327,37 @@ def test_a_missing_shard_with_the_names_of_r1(sharded: Path, checkpoint_refusal:
     )
 
 
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/x.safetensors", "a/b.safetensors", "model.bin", 3])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../model.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "model.bin",
+        3,
+        "\ud800.safetensors",
+        "ü" * 122 + ".safetensors",
+    ],
+)
 def test_an_index_that_leads_elsewhere(sharded: Path, checkpoint_refusal: Refusal, file: Any) -> None:
     write_index(sharded, {**read_index(sharded), NORM: file})
     assert checkpoint_refusal(sharded) == (
         f"sharded/model.safetensors.index.json: error: the index places tensor {NORM!r} in {file!r}, "
         "which is not a safetensors file of the directory\nhelp: Download the index again; do not use one from elsewhere."
     )
+
+
+def test_a_file_name_that_is_not_utf8(small: Path, checkpoint_refusal: Refusal) -> None:
+    (small / "model.safetensors").rename(small / "\udcff.safetensors")
+    assert checkpoint_refusal(small) == (
+        "small: error: the file name '\\udcff.safetensors' is not UTF-8\nhelp: Rename the file, for example to model.safetensors."
+    )
+
+
+def test_names_of_tensors_cannot_speak_to_the_terminal(tmp_path: Path, checkpoint_refusal: Refusal) -> None:
+    tensors = expected_tensors("qwen2-mini")
+    directory = write_checkpoint_of(tmp_path / "small", {**tensors, "\x1b]0;title\a\x9b31m": tensors[NORM]})
+    assert r"\x1b]0;title\x07\x9b31m is not a tensor of this model" in checkpoint_refusal(directory)
 
 
 def test_an_index_without_a_map(sharded: Path, checkpoint_refusal: Refusal) -> None:

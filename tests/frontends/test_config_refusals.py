@@ -1,6 +1,7 @@
 """Every field of a configuration that is unknown, wrong or not supported is refused by name, at its place."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,18 @@ def test_any_value_of_any_field_is_read_or_refused(load_config: Callable[..., ob
 
 def test_no_such_configuration(tmp_path: Path) -> None:
     assert config_error(tmp_path / "no.json") == "no.json: error: file not found\nhelp: Check the path."
+
+
+def test_a_pipe_or_an_endless_file_as_configuration(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    hint = "help: Check the path."
+    assert config_error(tmp_path / "pipe") == f"pipe: error: expected a JSON file, found neither file nor directory\n{hint}"
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    assert config_error(tmp_path / "sparse") == (
+        "sparse: error: the file has 1099511627776 bytes, more than the 268435456 that are read\n"
+        "help: Check that this is the right file."
+    )
 
 
 def test_a_directory_as_configuration(tmp_path: Path) -> None:

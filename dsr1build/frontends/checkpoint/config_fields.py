@@ -7,6 +7,7 @@ unknown, and unknown fields are refused: a field that is silently ignored is a m
 import difflib
 import json
 import math
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,8 @@ from typing import Any, NoReturn
 from dsr1build.errors import InvalidInput, Position
 
 LARGEST_SIZE = 2**31 - 1
+# The index of R1 has 9 MB.
+LARGEST_FILE = 256 << 20
 # Beyond these sizes a power of a number overflows; no model has such a constant.
 SMALLEST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
 
@@ -67,6 +70,12 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
 def read_json_object(path: Path) -> tuple[str, dict[str, Any]]:
     """The text of a JSON file and its object. Raises InvalidInput with file:line:col for anything that is not one."""
     try:
+        information = path.stat()
+        if not stat.S_ISREG(information.st_mode) and not stat.S_ISDIR(information.st_mode):
+            raise InvalidInput("expected a JSON file, found neither file nor directory", where=str(path), hint="Check the path.")
+        if information.st_size > LARGEST_FILE:
+            message = f"the file has {information.st_size} bytes, more than the {LARGEST_FILE} that are read"
+            raise InvalidInput(message, where=str(path), hint="Check that this is the right file.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InvalidInput("file not found", where=str(path), hint="Check the path.") from None

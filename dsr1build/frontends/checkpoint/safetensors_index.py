@@ -14,13 +14,14 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from dsr1build.errors import InvalidInput
 from dsr1build.frontends.checkpoint.config_fields import read_json_object
 
 # The limit of the safetensors library itself.
 LARGEST_HEADER = 100_000_000
+LONGEST_NAME = 255  # bytes, of a file name on Linux
 INDEX_NAME = "model.safetensors.index.json"
 # Item sizes by safetensors dtype.
 ITEM_BYTES: Mapping[str, int] = {
@@ -54,6 +55,10 @@ def read_checkpoint_tensors(directory: Path) -> tuple[dict[str, FileTensor], tup
     if not index.exists() and not index.is_symlink():
         if not present:
             _refuse_other_formats(directory)
+        for name in present:
+            if not _is_file_name(name):
+                message = f"the file name {name!r} is not UTF-8"
+                raise InvalidInput(message, where=str(directory), hint="Rename the file, for example to model.safetensors.")
         _check_shards_complete(directory, present)
         return _merge(directory, present), ()
 
@@ -122,10 +127,20 @@ def _read_index(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidInput("the index has no weight_map", where=str(index), hint="Download the index again.")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", file):
+        if not _is_file_name(file):
             message = f"the index places tensor {name!r} in {file!r}, which is not a safetensors file of the directory"
             raise InvalidInput(message, where=str(index), hint="Download the index again; do not use one from elsewhere.")
     return weight_map
+
+
+def _is_file_name(name: object) -> TypeGuard[str]:
+    """Whether ``name`` can be a safetensors file of the directory, which a bundle names in UTF-8."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
+        return False
+    try:
+        return len(name.encode("utf-8")) <= LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def _merge(directory: Path, files: list[str]) -> dict[str, FileTensor]:
