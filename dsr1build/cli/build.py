@@ -1,23 +1,28 @@
 """``dsr1build build``: build the bundles that a BUILD.yaml describes."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsr1build.errors import InvalidInput
+from dsr1build.errors import BuildFailed, InvalidInput, VerificationFailed
 
 if TYPE_CHECKING:
     from dsr1build.cache.store import LocalStore
     from dsr1build.cli.planning import PlannedBuild
-    from dsr1build.execute.engine import Outcome
+    from dsr1build.config.load import BuildConfig
+    from dsr1build.execute.engine import Options, Outcome
+    from dsr1build.execute.events import Emit, Event, Failed, Summary
     from dsr1build.execute.progress import View
     from dsr1build.plan.action import Action
+    from dsr1build.plan.record import BuildRecord
 
 NAME = "build"
 SUMMARY = "build the bundles that a BUILD.yaml describes"
@@ -26,6 +31,7 @@ EPILOG = """examples:
   dsr1build build BUILD.yaml --dry-run
   dsr1build build BUILD.yaml --target native --output /tmp/dist -j 4
   dsr1build build BUILD.yaml --json | tail -n 1
+  dsr1build build BUILD.yaml --cache-only-read --min-hit-rate 90
 """
 
 
@@ -36,7 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", metavar="NAME", help="build for this target instead; may be repeated")
     parser.add_argument("--context", type=int, metavar="N", help="longest context, in tokens")
     parser.add_argument("--output", metavar="DIR", help="bundles go to DIR/<name>/<target>/")
-    parser.add_argument("--cache", metavar="PROFILE", help="use this cache profile")
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--cache", metavar="PROFILE", help="use this cache profile")
+    cache.add_argument("--no-cache", action="store_true", help="neither read nor write any cache")
+    parser.add_argument("--cache-only-read", action="store_true", help="take results from the caches, and write none")
+    parser.add_argument(
+        "--min-hit-rate", type=percentage, metavar="PERCENT", help="fail where fewer of the actions were in a cache"
+    )
+    parser.add_argument(
+        "--check-reproducible", action="store_true", help="then run every action twice more and compare what they write"
+    )
     parser.add_argument("--no-link", action="store_true", help="compile the kernels and stop")
     parser.add_argument("--dry-run", action="store_true", help="tell what would run, and run nothing")
     parser.add_argument("--save-temps", type=Path, metavar="DIR", help="keep the IR after each pass group; compiles again")
@@ -45,16 +60,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument("--quiet", action="store_true", help="print warnings and failures only")
 
 
+def percentage(text: str) -> float:
+    """A number from 0 to 100. Raises argparse.ArgumentTypeError."""
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage from 0 to 100")
+    return value
+
+
 def run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     if arguments.jobs is not None and arguments.jobs < 1:
         raise InvalidInput(f"-j {arguments.jobs} runs nothing", where="dsr1build build", hint="Write a number from 1.")
-    from dsr1build.cache.store import LocalStore
+    from dsr1build.cli.explaining import earlier_entries, explained_record, follow
     from dsr1build.cli.planning import plan_build
     from dsr1build.config.load import load_build
+    from dsr1build.execute.ci import hit_rate
     from dsr1build.execute.engine import Options, run_actions, usable_cpus
     from dsr1build.execute.events import Summary, Warned
     from dsr1build.execute.progress import show_events
+    from dsr1build.plan.record import RECORD_PATH, Done, last_record, watch_fields, write_record
 
     config = load_build(
         arguments.file,
@@ -65,33 +93,131 @@ def run(arguments: argparse.Namespace) -> int:
     )
     early: list[str] = []
     report: Callable[[str], None] = early.append
-    with LocalStore(config.cache_directory, lambda text: report(text)) as store:
+    with open_store(config, arguments, lambda text: report(text)) as (config, store):
         build = plan_build(config, store)
         actions = {id: a for id, a in build.plan.actions.items() if not arguments.no_link or a.kind in ("lower", "compile")}
         if arguments.dry_run:
             print_forecast(actions, store, arguments.json)
             return 0
-        with show_events(choose_view(arguments), len(actions)) as emit:
-            report = lambda text: emit(Warned(text))  # noqa: E731 - the store's warnings go to the view from here on
+        seen: dict[str, bytes] = {}
+        done: dict[str, Done] = {}
+        failures: list[Failed] = []
+        with show_events(choose_view(arguments), len(actions)) as show:
+            emit = follow(annotating(show, failures), done)
+            report = lambda text: emit(Warned(text))  # noqa: E731 - warnings go to the view from here on
             for text in early:
                 report(text)
             options = Options(
                 jobs=arguments.jobs or usable_cpus(), keep_going=arguments.keep_going, save_temps=arguments.save_temps
             )
-            outcome = run_actions(actions, store, options, emit, build.plan.contents)
+            outcome = run_actions(watch_fields(actions, seen), store, options, emit, build.plan.contents)
+            earlier = None if arguments.no_cache else earlier_entries(store, seen)
+            record = explained_record(config.build.name, actions, seen, done, last_record(config.file), earlier)
+            write_record(record, config.file, report)
             complete = not outcome.failed and not arguments.no_link
-            emit(
-                Summary(
-                    compiled=sum(actions[id].kind == "compile" for id in outcome.executed),
-                    executed=len(outcome.executed),
-                    hits={"local": len(outcome.hits), "remote": 0},
-                    failed=len(outcome.failed),
-                    skipped=len(outcome.skipped),
-                    artifacts=tuple(str(path) for path in assemble(build, store, outcome)) if complete else (),
-                    seconds=round(time.monotonic() - started, 3),
-                )
+            summary = Summary(
+                compiled=sum(actions[id].kind == "compile" for id in outcome.executed),
+                executed=len(outcome.executed),
+                hits={place: sum(one.outcome == f"{place} hit" for one in done.values()) for place in ("local", "remote")},
+                failed=len(outcome.failed),
+                skipped=len(outcome.skipped),
+                artifacts=tuple(str(path) for path in assemble(build, store, outcome)) if complete else (),
+                seconds=round(time.monotonic() - started, 3),
             )
-    return 1 if outcome.failed else 0
+            summarize_step(record, summary, failures, report)
+            emit(summary)
+        if arguments.check_reproducible and not outcome.failed:
+            check_reproducible(actions, seen, outcome, store, build, options)
+    if outcome.failed:
+        return 1
+    if arguments.min_hit_rate is not None and hit_rate(summary) < arguments.min_hit_rate:
+        written = Path(arguments.file).parent / RECORD_PATH
+        raise BuildFailed(
+            f"{sum(summary.hits.values())} of {len(done)} actions were cached ({hit_rate(summary):.1f} %), "
+            f"fewer than --min-hit-rate {arguments.min_hit_rate:g} % asks for",
+            where=arguments.file,
+            hint=f"`dsr1build explain {written}` says why the others were not.",
+        )
+    return 0
+
+
+@contextlib.contextmanager
+def open_store(
+    config: "BuildConfig", arguments: argparse.Namespace, warn: Callable[[str], None]
+) -> "Iterator[tuple[BuildConfig, LocalStore]]":
+    """The store that the options ask for, and the configuration that goes with it.
+
+    With ``--no-cache`` results are kept in a temporary directory as long as the build runs, and no shared cache is asked.
+    """
+    from dsr1build.cache.store import LocalStore
+
+    if arguments.no_cache:
+        with tempfile.TemporaryDirectory(prefix="dsr1build-no-cache-") as directory:
+            alone = replace(config, cache_directory=Path(directory), profile=config.profile.model_copy(update={"remotes": ()}))
+            with LocalStore(alone.cache_directory, warn) as store:
+                yield alone, store
+    else:
+        with LocalStore(config.cache_directory, warn, read_only=arguments.cache_only_read) as store:
+            yield config, store
+
+
+def annotating(emit: "Emit", failures: "list[Failed]") -> "Emit":
+    """Passes events on to ``emit`` and keeps the failures; in GitHub Actions failures and warnings become annotations."""
+    from dsr1build.execute.ci import event_annotation, github_actions
+    from dsr1build.execute.events import Failed
+
+    annotate = github_actions()
+
+    def annotated(event: "Event") -> None:
+        emit(event)
+        if isinstance(event, Failed):
+            failures.append(event)
+        text = event_annotation(event) if annotate else ""
+        if text:
+            print(text, file=sys.stderr, flush=True)
+
+    return annotated
+
+
+def summarize_step(record: "BuildRecord", summary: "Summary", failures: "list[Failed]", warn: Callable[[str], None]) -> None:
+    """Append the build to the step's summary where GITHUB_STEP_SUMMARY names one."""
+    from dsr1build.execute.ci import StepSummary, append_step_summary, render_step_summary
+    from dsr1build.plan.explain import render_explanation
+
+    if os.environ.get("GITHUB_STEP_SUMMARY"):
+        misses = [
+            (f"{action.kind} {action.label}", render_explanation(action.explanation, id))
+            for id, action in record.actions.items()
+            if action.explanation is not None
+        ]
+        problem = append_step_summary(render_step_summary(StepSummary(record.name, summary, misses, failures)))
+        if problem:
+            warn(problem)
+
+
+def check_reproducible(
+    actions: "Mapping[str, Action]",
+    seen: Mapping[str, bytes],
+    outcome: "Outcome",
+    store: "LocalStore",
+    build: "PlannedBuild",
+    options: "Options",
+) -> None:
+    """Raises VerificationFailed where an action does not write the same bytes every time."""
+    from dsr1build.digest import BlobRef
+    from dsr1build.execute.reproducible import find_differences
+
+    def read_blob(ref: BlobRef) -> bytes:
+        content = build.plan.contents.get(ref.sha256)
+        return store.read_blob(ref) if content is None else content
+
+    found = find_differences(actions, seen, outcome.results, read_blob, options)
+    if found:
+        raise VerificationFailed(
+            "outputs are not reproducible\n" + "\n".join(f"    {line}" for line in found),
+            where="--check-reproducible",
+            hint="An action that draws on more than its fields makes the cache wrong; please report it.",
+        )
 
 
 def choose_view(arguments: argparse.Namespace) -> "View":

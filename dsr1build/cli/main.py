@@ -39,6 +39,7 @@ class VerbEntry:
 VERBS: Mapping[str, VerbEntry] = {
     "build": VerbEntry("dsr1build.cli.build", "build the bundles that a BUILD.yaml describes"),
     "plan": VerbEntry("dsr1build.cli.plan", "show what a build consists of and what is cached, without building"),
+    "explain": VerbEntry("dsr1build.cli.explain", "say why actions are cached or not"),
     "run": VerbEntry("dsr1build.cli.run", "generate text or token ids from a bundle"),
     "inspect": VerbEntry("dsr1build.cli.inspect", "show what a bundle holds"),
     "cache": VerbEntry("dsr1build.cli.cache", "look after caches: keys and more"),
@@ -202,6 +203,10 @@ def _unknown(word: str) -> InvalidInput:
 def _report(error: Dsr1Error) -> int:
     text = error.render()
     print(f"\x1b[31m{text}\x1b[0m" if _colours(sys.stderr) else text, file=sys.stderr)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        from dsr1build.execute.ci import error_annotation
+
+        print(error_annotation(error), file=sys.stderr)
     return error.exit_code
 
 

@@ -17,6 +17,8 @@ EPILOG = """examples:
 OUTPUTS: Mapping[str, tuple[str, str]] = {
     "plan": ("dsr1build.plan.report", "PLAN_SCHEMA"),
     "events": ("dsr1build.execute.events", "EVENT_SCHEMA"),
+    "record": ("dsr1build.plan.record", "RECORD_SCHEMA"),
+    "explain": ("dsr1build.plan.explain_report", "EXPLAIN_SCHEMA"),
     "inspect": ("dsr1build.link.inspection", "INSPECT_SCHEMA"),
     "manifest": ("dsr1build.link.manifest", "MANIFEST_SCHEMA"),
 }
@@ -28,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=(*FILES, *OUTPUTS),
         help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`), "
-        "inspect (`inspect --json`), manifest (manifest.json of a bundle)",
+        "record (.dsr1build/last-build.json), explain (`explain --json`), inspect (`inspect --json`), "
+        "manifest (manifest.json of a bundle)",
     )
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsr1build.cache.blobs import BlobLost
 from dsr1build.cache.store import LocalStore
@@ -19,6 +20,9 @@ from dsr1build.errors import EnvironmentUnfit
 from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started
 from dsr1build.execute.server import Ended, ForkServer, Limits
 from dsr1build.plan.action import Action, ActionResult
+
+if TYPE_CHECKING:
+    from dsr1build.cache.shared import SharedCache
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -61,16 +65,23 @@ class _Job:
 
 
 def run_actions(
-    actions: Mapping[str, Action], store: LocalStore, options: Options, emit: Emit, contents: Mapping[str, bytes] | None = None
+    actions: Mapping[str, Action],
+    store: LocalStore,
+    options: Options,
+    emit: Emit,
+    contents: Mapping[str, bytes] | None = None,
+    shared: "SharedCache | None" = None,
 ) -> Outcome:
     """Run ``actions`` (id -> action, in an order in which inputs come first) and tell each step to ``emit``.
 
     ``contents`` holds, by digest, the blobs of fields that no action makes; it may grow while fields are computed.
+    ``shared`` has ``store`` as its local store; what it lacks is asked of the remotes while other actions run, and what is
+    made here is offered to them. The caller finishes and closes it.
     A failed action publishes nothing. Raises EnvironmentUnfit where there is no room for temporary files; after any
     exception, KeyboardInterrupt among them, no process of the build is left.
     """
     with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.limits, options.import_path)) as server:
-        return _Run(actions, store, options, emit, {} if contents is None else contents, scratch, server).run()
+        return _Run(actions, store, options, emit, {} if contents is None else contents, scratch, server, shared).run()
 
 
 class _Run:
@@ -85,6 +96,7 @@ class _Run:
         contents: Mapping[str, bytes],
         scratch: Path,
         server: ForkServer,
+        shared: "SharedCache | None",
     ) -> None:
         self.actions = actions
         self.store = store
@@ -93,6 +105,9 @@ class _Run:
         self.contents = contents
         self.scratch = scratch
         self.server = server
+        self.shared = shared
+        self.wave: dict[str, Fields] = {}
+        self.asked: dict[str, str] = {}
         self.results: dict[str, ActionResult] = {}
         self.executed: list[str] = []
         self.hits: list[str] = []
@@ -115,16 +130,45 @@ class _Run:
             while self.ready and not stopped:
                 self._look_up(self.ready.popleft())
                 stopped = bool(self.failed) and not self.options.keep_going
+            if self.wave and not stopped:
+                assert self.shared is not None
+                self.shared.begin(self.wave)
+                self.wave.clear()
+            if self._take_answers() and self.ready:
+                continue
             while self.misses and not stopped and self.server.running < self.options.jobs:
                 self._start(self.misses.popleft())
             if not self.server.running:
-                if stopped or not (self.ready or self.misses):
+                if stopped or not (self.ready or self.misses or self.asked):
                     break
+                if self.asked and not self.misses:
+                    self._take_answers(wait=True)
                 continue
-            for ended in self.server.wait():
+            for ended in self._wait():
                 self._end(ended)
         left = tuple(id for id in self.actions if id not in self.results and id not in self.failed)
         return Outcome(self.results, tuple(self.executed), tuple(self.hits), tuple(self.failed), left)
+
+    def _wait(self) -> list[Ended]:
+        """The actions that ended since; returns earlier where a shared cache has something to say."""
+        if self.shared is None:
+            return self.server.wait()
+        return self.server.wait(self.shared.patience(), self.shared.wake)
+
+    def _take_answers(self, wait: bool = False) -> bool:
+        """Take what the remotes have found and run what they have not; tells whether there was an answer."""
+        if self.shared is None:
+            return False
+        answers = self.shared.collect(wait)
+        for key, found in answers:
+            id = self.asked.pop(key)
+            if found is None:
+                self.misses.append(id)
+                continue
+            del self.jobs[id]
+            for user in (id, *self.waiting_for_key.pop(key)):
+                self._hit(self.actions[user], found.result, found.source)
+        return bool(answers)
 
     def _look_up(self, id: str) -> None:
         action = self.actions[id]
@@ -138,19 +182,30 @@ class _Run:
             # An action with the same key runs already, for example one kernel for two targets that differ in name alone.
             self.waiting_for_key[key].append(id)
             return
-        if id not in self.forced and not self._keeps_temps(action):
-            result = self.store.lookup(key)
+        looked_up = id not in self.forced and not self._keeps_temps(action)
+        if looked_up:
+            result = self._find(key)
             if result is not None:
                 self._hit(action, result)
                 return
         self.started += 1
         self.jobs[id] = _Job(action, key, fields, self.scratch / f"action-{self.started}")
         self.waiting_for_key[key] = []
-        self.misses.append(id)
+        if looked_up and self.shared is not None:
+            self.wave[key] = fields
+            self.asked[key] = id
+        else:
+            self.misses.append(id)
 
-    def _hit(self, action: Action, result: ActionResult) -> None:
+    def _find(self, key: str) -> ActionResult | None:
+        if self.shared is None:
+            return self.store.lookup(key)
+        found = self.shared.lookup_local(key)
+        return None if found is None else found.result
+
+    def _hit(self, action: Action, result: ActionResult, source: str = "local") -> None:
         self.hits.append(action.id)
-        self.emit(Hit(action.id, action.kind, action.label, result.key))
+        self.emit(Hit(action.id, action.kind, action.label, result.key, source))
         self._done(action.id, result)
 
     def _done(self, id: str, result: ActionResult) -> None:
@@ -219,7 +274,7 @@ class _Run:
                 self._fail(self.actions[waiter], reason, _last_lines(ended.tail))
         else:
             try:
-                result = self.store.publish(job.key, job.fields, files, ended.seconds)
+                result = self.store.publish(job.key, job.fields, files, ended.seconds, action.kind, action.label)
             except OSError as error:
                 raise EnvironmentUnfit(
                     f"the outputs of {action.label} cannot be kept: {error.strerror}",
@@ -234,6 +289,8 @@ class _Run:
                         where=str(self.options.save_temps),
                         hint="name another directory for them",
                     ) from error
+            if self.shared is not None:
+                self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label)
             self.executed.append(action.id)
             self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
             waiters = self.waiting_for_key.pop(job.key)
@@ -288,9 +345,12 @@ def _last_lines(text: str) -> str:
 
 
 def _keep_temps(job: _Job, directory: Path) -> None:
-    source = job.directory / "temps"
-    name = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in job.action.label)
-    shutil.copytree(source, directory / name, dirs_exist_ok=True)
+    shutil.copytree(job.directory / "temps", directory / temps_name(job.action), dirs_exist_ok=True)
+
+
+def temps_name(action: Action) -> str:
+    """The folder of ``Options.save_temps`` that takes what this action keeps."""
+    return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in action.label)
 
 
 @contextlib.contextmanager

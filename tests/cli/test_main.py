@@ -86,14 +86,14 @@ def test_unknown_verb() -> None:
     assert result.returncode == 2
     assert result.stderr == (
         "dsr1build: error: unknown verb `bulid`\n"
-        "help: Did you mean `dsr1build build`? The verbs are build, plan, run, inspect, cache, schema, completion.\n"
+        f"help: Did you mean `dsr1build build`? The verbs are {', '.join(VERBS)}.\n"
     )
 
 
 def test_unknown_option_before_the_verb() -> None:
     assert dsr1build("--hlep").stderr == (
         "dsr1build: error: unknown option `--hlep`\n"
-        "help: Did you mean `dsr1build --help`? The verbs are build, plan, run, inspect, cache, schema, completion.\n"
+        f"help: Did you mean `dsr1build --help`? The verbs are {', '.join(VERBS)}.\n"
     )
 
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from dsr1build.config.schema import Recipe, Target
-from dsr1build.digest import encode, key_of
+from dsr1build.digest import key_of
 from dsr1build.errors import InvalidInput
 from dsr1build.graph.signature import Specialization
 from dsr1build.lower.action import lower_fields
 from dsr1build.plan.build_plan import LinkParts, check_pipelines, pipeline_overrides
-from dsr1build.plan.explain import first_difference
 from dsr1build.toolchains import cpu, tools
 from dsr1build.toolchains import target as toolchain
 
@@ -241,28 +240,3 @@ def test_link_actions_hold_what_the_object_is_made_of(planner):
     assert differing(tables=b"u") == {"tables"}
     assert differing(runtime=b"s") == {"runtime"}
     assert differing(exports=("g",)) == {"link"}
-
-
-def test_the_first_difference_of_two_keys_is_named(planner):
-    (id, before), *_ = planner.fields().items()
-    after = {**before, "target": {**before["target"], "cpu": "x86-64-v4"}}
-    found = first_difference(encode(before), encode(after))
-    assert str(found) == "target.cpu: 'x86-64-v3' -> 'x86-64-v4'", id
-    assert first_difference(encode(before), encode(before)) is None
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [
-        ({"a": 1}, {"a": 1, "b": "x"}, "b: absent -> 'x'"),
-        ({"a": [1, 2]}, {"a": [1, 3]}, "a[1]: 2 -> 3"),
-        ({"a": [1, 2]}, {"a": [1]}, "a: 2 items -> 1 items"),
-        ({"a": 1}, {"a": True}, "a: 1 -> True"),
-        ({"a": 0.0}, {"a": -0.0}, "a: 0.0 -> -0.0"),
-        ({"a": b"xy"}, {"a": {"k": 1}}, "a: 2 bytes -> 1 fields"),
-        ({"z": 1, "é": 2}, {"z": 2, "é": 3}, "z: 1 -> 2"),
-        ({"a": "x" * 500}, {"a": ""}, "a: '" + "x" * 196 + "... -> ''"),
-    ],
-)
-def test_differences_are_shown_in_few_words(before, after, text):
-    assert str(first_difference(encode(before), encode(after))) == text
