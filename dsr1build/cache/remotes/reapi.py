@@ -21,12 +21,11 @@ from typing import IO, Any, TypeAlias, TypeVar
 from grpc import StatusCode
 
 from dsr1build.cache.remote import ActionName, RemoteBusy, RemoteDenied, RemoteUnavailable, Timeouts
+from dsr1build.cache.remotes.action_result import RECORD_NAME
 from dsr1build.cache.remotes.proto import message
 from dsr1build.cache.remotes.reapi_compress import IDENTITY, NAMES, PREFERENCE, Damaged, compress, decompress
 from dsr1build.cache.remotes.reapi_wire import ABSENT, CODES, Absent, Connection, parse_address, refusal
 from dsr1build.digest import BlobRef, decode, sha256_hex
-
-RECORD_NAME = "dsr1-record.json"
 
 _SHA256 = 1
 _CAS = "ContentAddressableStorage"
