@@ -17,6 +17,10 @@ from pathlib import Path
 import pytest
 import urllib3
 
+from dsr1build.cache.remote import Remote
+from dsr1build.cache.remotes.http import open_http
+from dsr1build.cache.remotes.objects import open_objects
+
 NGINX_USER, NGINX_PASSWORD = "builder", "s3cr3t-pass"
 BUCKET = "builds"
 
@@ -253,3 +257,27 @@ def endless(connection: socket.socket, request: Request) -> bool:
 def payload(size: int) -> bytes:
     """Bytes without a pattern, the same ones every time."""
     return b"".join(struct.pack("<I", index * 2654435761 % 2**32) for index in range(size // 4 + 1))[:size]
+
+
+Open = Callable[..., Remote]
+
+
+@contextlib.contextmanager
+def _nginx_opens(home: Path) -> Iterator[Open]:
+    with run_nginx(home) as server:
+        yield lambda timeouts=None: open_http(server.url, timeouts=timeouts, user=NGINX_USER, password=NGINX_PASSWORD)
+
+
+@contextlib.contextmanager
+def _s3_opens(home: Path) -> Iterator[Open]:
+    with run_s3() as endpoint:
+        options = s3_options(endpoint)
+        yield lambda timeouts=None: open_objects(f"s3://{BUCKET}/contract", timeouts=timeouts, options=options)
+
+
+@contextlib.contextmanager
+def _directory_opens(home: Path) -> Iterator[Open]:
+    yield lambda timeouts=None: open_objects(home.as_uri(), timeouts=timeouts)
+
+
+FACTORIES = {"nginx": _nginx_opens, "s3": _s3_opens, "directory": _directory_opens}
