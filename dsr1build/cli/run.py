@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dsr1build.errors import Dsr1Error, EnvironmentUnfit, InvalidInput
 
@@ -16,6 +17,29 @@ EPILOG = """examples:
   dsr1build run dist/glassllm-en/x86-64-v3 --prompt "Alice was beginning to" --max-new 40
   dsr1build run BUNDLE --chat "Why is the sky blue?" --temperature 0.6 --top-p 0.95 --seed 1
 """
+
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
+_SPEED: dict[str, Any] = {
+    "prefill_tokens": _COUNT,
+    "prefill_seconds": _SECONDS,
+    "decode_steps": _COUNT,
+    "decode_seconds": _SECONDS,
+}
+RUN_SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Output of `dsr1build run --json`",
+    "type": "object",
+    "properties": {
+        "prompt_ids": _IDS,
+        "ids": {**_IDS, "description": "The generated tokens; an end-of-sequence token that ended them is the last."},
+        "text": {"type": ["string", "null"], "description": "The text of `ids`; null where the prompt was given as ids."},
+        "speed": {"type": "object", "properties": _SPEED, "required": list(_SPEED), "additionalProperties": False},
+    },
+    "required": ["prompt_ids", "ids", "text", "speed"],
+    "additionalProperties": False,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

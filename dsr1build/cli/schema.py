@@ -17,10 +17,12 @@ EPILOG = """examples:
 OUTPUTS: Mapping[str, tuple[str, str]] = {
     "plan": ("dsr1build.plan.report", "PLAN_SCHEMA"),
     "events": ("dsr1build.execute.events", "EVENT_SCHEMA"),
+    "forecast": ("dsr1build.execute.forecast", "FORECAST_SCHEMA"),
     "record": ("dsr1build.plan.record", "RECORD_SCHEMA"),
     "explain": ("dsr1build.plan.explain_report", "EXPLAIN_SCHEMA"),
     "inspect": ("dsr1build.link.inspection", "INSPECT_SCHEMA"),
     "manifest": ("dsr1build.link.manifest", "MANIFEST_SCHEMA"),
+    "run": ("dsr1build.cli.run", "RUN_SCHEMA"),
 }
 FILES: tuple[str, ...] = ("build", "recipe", "target", "profile")
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*FILES, *OUTPUTS),
         help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`), "
         "record (.dsr1build/last-build.json), explain (`explain --json`), inspect (`inspect --json`), "
-        "manifest (manifest.json of a bundle)",
+        "manifest (manifest.json of a bundle), forecast (`build --dry-run --json`), run (`run --json`)",
     )
 
 

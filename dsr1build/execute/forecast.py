@@ -1,7 +1,7 @@
 """What a build would do, without doing it."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dsr1build.cache.blobs import BlobLost
 from dsr1build.cache.store import LocalStore
@@ -9,6 +9,24 @@ from dsr1build.digest import encode, sha256_hex
 from dsr1build.plan.action import Action, ActionResult
 
 Forecast: TypeAlias = Literal["cached", "run", "unknown"]
+
+_COUNT = {"type": "integer", "minimum": 0}
+FORECAST_SCHEMA: Mapping[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Output of `dsr1build build --dry-run --json`",
+    "type": "object",
+    "properties": {
+        "actions": {"type": "object", "additionalProperties": {"enum": ["cached", "run", "unknown"]}},
+        "counts": {
+            "type": "object",
+            "properties": {"cached": _COUNT, "run": _COUNT, "unknown": _COUNT},
+            "required": ["cached", "run", "unknown"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["actions", "counts"],
+    "additionalProperties": False,
+}
 
 
 def forecast(actions: Mapping[str, Action], store: LocalStore) -> dict[str, Forecast]:

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from dsr1build.execute.events import EVENT_SCHEMA
+from dsr1build.execute.forecast import FORECAST_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +66,7 @@ def test_a_dry_run_as_json(workspace):
     code, out, _ = build(workspace, "BUILD.yaml", "--dry-run", "--json")
     found = json.loads(out)
     assert code == 0
+    jsonschema.validate(found, FORECAST_SCHEMA)
     assert found["actions"]["runtime:x86-64-v3"] == "run" and found["actions"]["link:x86-64-v3"] == "unknown"
     assert sum(found["counts"].values()) == len(found["actions"])
 

@@ -5,12 +5,14 @@ import re
 import shutil
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import toy_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dsr1build.cli.main import main
+from dsr1build.cli.run import RUN_SCHEMA
 
 SPEED = re.compile(r"prefill 3 tokens in \d+\.\d{3} s \(\S+ tokens/s\), decode 4 steps in \d+\.\d{3} s \(\S+ tokens/s\)\n")
 
@@ -55,6 +57,7 @@ def test_json_is_one_object(toy_bundle: Path, tmp_path: Path, capsys: pytest.Cap
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert err == ""
+    jsonschema.validate(found, RUN_SCHEMA)
     assert found["prompt_ids"] == [4, 2, 3]
     assert found["ids"] == greedy([4, 2, 3], 3)
     assert found["text"].split() == [f"w{i}" for i in found["ids"]]
