@@ -56,7 +56,7 @@ def load_text_codec(bundle: Path) -> TextCodec:
         _check_size(settings_path)
         try:
             loaded = json.loads(settings_path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TextError(f"{settings_path} is not JSON: {error}") from error
         settings = loaded if isinstance(loaded, dict) else {}
     return TextCodec(
@@ -65,8 +65,8 @@ def load_text_codec(bundle: Path) -> TextCodec:
 
 
 def encode_prompt(codec: TextCodec, text: str) -> list[int]:
-    """Token ids of ``text`` with exactly one BOS where the checkpoint asks for one."""
-    return _one_bos(codec, codec.tokenizer.encode(text).ids, wanted=codec.add_bos)
+    """Token ids of ``text`` with exactly one BOS where the checkpoint asks for one. Raises TextError where there are none."""
+    return _one_bos(codec, _encode(codec, text), wanted=codec.add_bos)
 
 
 def encode_chat(codec: TextCodec, message: str) -> list[int]:
@@ -74,6 +74,7 @@ def encode_chat(codec: TextCodec, message: str) -> list[int]:
 
     The template writes BOS as text, so none is added here. Raises TextError if there is no template or it fails.
     """
+    _check_unicode(message)
     rendered = _render(
         _chat_template(codec),
         {
@@ -83,7 +84,7 @@ def encode_chat(codec: TextCodec, message: str) -> list[int]:
             "eos_token": _token_text(codec.settings.get("eos_token")),
         },
     )
-    return _one_bos(codec, codec.tokenizer.encode(rendered, add_special_tokens=False).ids, wanted=False)
+    return _one_bos(codec, _encode(codec, rendered, add_special_tokens=False), wanted=False)
 
 
 def stream_text(codec: TextCodec, ids: Iterable[int], prompt: Sequence[int] = ()) -> Iterator[str]:
@@ -107,6 +108,23 @@ def stream_text(codec: TextCodec, ids: Iterable[int], prompt: Sequence[int] = ()
         yield rest[len(shown) :]
 
 
+def _encode(codec: TextCodec, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    _check_unicode(text)
+    try:
+        ids: list[int] = codec.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    except Exception as error:  # The library raises plain Exception where a vocabulary lacks the token that it needs.
+        raise TextError(f"{codec.directory / 'tokenizer.json'} cannot encode the text: {error}") from error
+    return ids
+
+
+def _check_unicode(text: str) -> None:
+    """Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TextError(f"character {error.start + 1} of the text is not Unicode; write the text in UTF-8") from None
+
+
 def _one_bos(codec: TextCodec, ids: list[int], *, wanted: bool) -> list[int]:
     bos = codec.tokenizer.token_to_id(codec.bos) if codec.bos else None
     if bos is None:
@@ -121,11 +139,15 @@ def _chat_template(codec: TextCodec) -> str:
     path = codec.directory / "chat_template.jinja"
     if path.is_file():
         _check_size(path)
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TextError(f"{path} is not UTF-8: {error}") from None
     template = codec.settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default", next(iter(named.values()), None))
+        named = [(entry.get("name"), entry.get("template")) for entry in template if isinstance(entry, dict)]
+        named.sort(key=lambda pair: pair[0] != "default")
+        template = named[0][1] if named else None
     if not isinstance(template, str):
         raise TextError(
             "the checkpoint has no chat template (chat_template.jinja or tokenizer_config.json); use --prompt instead"
@@ -135,9 +157,12 @@ def _chat_template(codec: TextCodec) -> str:
 
 def _render(template: str, variables: dict[str, Any]) -> str:
     request = json.dumps({"template": template, "variables": variables})
-    command = [sys.executable, "-I", str(Path(__file__).with_name("chat_template.py"))]
+    # -I ignores the environment, so UTF-8 on all streams is asked for here.
+    command = [sys.executable, "-I", "-X", "utf8", str(Path(__file__).with_name("chat_template.py"))]
     try:
-        child = subprocess.run(command, input=request, capture_output=True, text=True, timeout=TEMPLATE_SECONDS, check=False)
+        child = subprocess.run(
+            command, input=request, capture_output=True, encoding="utf-8", errors="replace", timeout=TEMPLATE_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise TextError(f"the chat template did not finish within {TEMPLATE_SECONDS:.0f} seconds") from None
     if child.returncode != 0:

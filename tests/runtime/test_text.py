@@ -85,6 +85,47 @@ def test_missing_template_and_tokenizer(tmp_path: Path) -> None:
         encode_chat(load_text_codec(make_bundle(tmp_path)), "hi")
 
 
+@pytest.mark.parametrize("settings", [b"[" * 200_000, b"\xff", b"{", b""])
+def test_malformed_settings(tmp_path: Path, settings: bytes) -> None:
+    bundle = make_bundle(tmp_path)
+    (bundle / "tokenizer" / "tokenizer_config.json").write_bytes(settings)
+    with pytest.raises(TextError, match=r"tokenizer_config\.json is not JSON: "):
+        load_text_codec(bundle)
+
+
+@pytest.mark.parametrize(
+    "template", [1, {"a": 1}, [], [1], [{"name": [1]}], [{"name": {"a": 1}, "template": 3}], [{"template": None}]]
+)
+def test_templates_of_another_type_count_as_absent(tmp_path: Path, template: object) -> None:
+    with pytest.raises(TextError, match="has no chat template"):
+        encode_chat(load_text_codec(make_bundle(tmp_path, chat_template=template)), "hi")
+
+
+def test_text_and_templates_that_are_not_unicode(tmp_path: Path) -> None:
+    codec = load_text_codec(make_bundle(tmp_path, "{{ messages[0].content }}"))
+    for encode in (encode_prompt, encode_chat):
+        with pytest.raises(TextError, match=r"^character 3 of the text is not Unicode; write the text in UTF-8$"):
+            encode(codec, "hi\udcff")
+    (codec.directory / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TextError, match=r"chat_template\.jinja is not UTF-8: "):
+        encode_chat(codec, "hi")
+
+
+def test_a_text_that_the_vocabulary_has_no_token_for(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    with pytest.raises(TextError, match=r"tokenizer\.json cannot encode the text: "):
+        encode_prompt(load_text_codec(tmp_path), "b")
+
+
+def test_chat_does_not_depend_on_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = load_text_codec(make_bundle(tmp_path, "{{ messages[0].content }}"))
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0"), ("PYTHONIOENCODING", "latin-1")):
+        monkeypatch.setenv(name, value)
+    assert codec.tokenizer.decode(encode_chat(codec, "naïve 東京")) == "naïve 東京"
+
+
 def test_malformed_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{")
