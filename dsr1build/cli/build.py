@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"-j {arguments.jobs} runs nothing", where="dsr1build build", hint="Write a number from 1.")
     from dsr1build.cli.explaining import earlier_entries, explained_record, follow
     from dsr1build.cli.planning import plan_build
+    from dsr1build.cli.sharing import open_shared
     from dsr1build.config.load import load_build
     from dsr1build.execute.ci import hit_rate
     from dsr1build.execute.engine import Options, run_actions, usable_cpus
@@ -93,7 +94,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     early: list[str] = []
     report: Callable[[str], None] = early.append
-    with open_store(config, arguments, lambda text: report(text)) as (config, store):
+    alarm: Callable[[str], None] = early.append
+    with (
+        open_store(config, arguments, lambda text: report(text)) as (config, store),
+        open_shared(
+            config,
+            store,
+            lambda text: report(text),
+            lambda text: alarm(text),
+            read_only=arguments.cache_only_read or arguments.dry_run,
+        ) as shared,
+    ):
         build = plan_build(config, store)
         actions = {id: a for id, a in build.plan.actions.items() if not arguments.no_link or a.kind in ("lower", "compile")}
         if arguments.dry_run:
@@ -105,23 +116,27 @@ def run(arguments: argparse.Namespace) -> int:
         with show_events(choose_view(arguments), len(actions)) as show:
             emit = follow(annotating(show, failures), done)
             report = lambda text: emit(Warned(text))  # noqa: E731 - warnings go to the view from here on
+            alarm = lambda text: emit(Warned(text, security=True))  # noqa: E731
             for text in early:
                 report(text)
             options = Options(
                 jobs=arguments.jobs or usable_cpus(), keep_going=arguments.keep_going, save_temps=arguments.save_temps
             )
-            outcome = run_actions(watch_fields(actions, seen), store, options, emit, build.plan.contents)
+            outcome = run_actions(watch_fields(actions, seen), store, options, emit, build.plan.contents, shared)
             earlier = None if arguments.no_cache else earlier_entries(store, seen)
             record = explained_record(config.build.name, actions, seen, done, last_record(config.file), earlier)
             write_record(record, config.file, report)
             complete = not outcome.failed and not arguments.no_link
+            artifacts = tuple(str(path) for path in assemble(build, store, outcome)) if complete else ()
+            if shared is not None:
+                shared.finish()
             summary = Summary(
                 compiled=sum(actions[id].kind == "compile" for id in outcome.executed),
                 executed=len(outcome.executed),
                 hits={place: sum(one.outcome == f"{place} hit" for one in done.values()) for place in ("local", "remote")},
                 failed=len(outcome.failed),
                 skipped=len(outcome.skipped),
-                artifacts=tuple(str(path) for path in assemble(build, store, outcome)) if complete else (),
+                artifacts=artifacts,
                 seconds=round(time.monotonic() - started, 3),
             )
             summarize_step(record, summary, failures, report)
@@ -150,6 +165,7 @@ def open_store(
     With ``--no-cache`` results are kept in a temporary directory as long as the build runs, and no shared cache is asked.
     """
     from dsr1build.cache.store import LocalStore
+    from dsr1build.cli.caches import profile_limits
 
     if arguments.no_cache:
         with tempfile.TemporaryDirectory(prefix="dsr1build-no-cache-") as directory:
@@ -157,7 +173,9 @@ def open_store(
             with LocalStore(alone.cache_directory, warn) as store:
                 yield alone, store
     else:
-        with LocalStore(config.cache_directory, warn, read_only=arguments.cache_only_read) as store:
+        with LocalStore(
+            config.cache_directory, warn, profile_limits(config.profile), read_only=arguments.cache_only_read
+        ) as store:
             yield config, store
 
 

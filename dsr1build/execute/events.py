@@ -17,7 +17,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The result of an action was in the cache."""
+    """The result of an action was in a cache. ``source`` is ``local`` or ``remote:<name of the remote>``."""
 
     event: ClassVar[str] = "hit"
     action: str
@@ -54,10 +54,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something that the user should know and that does not stop the build."""
+    """Something that the user should know and that does not stop the build. ``security``: somebody may have forged a result."""
 
     event: ClassVar[str] = "warning"
     message: str
+    security: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,10 @@ EVENT_SCHEMA: Mapping[str, Any] = {
     "title": "One line of `dsr1build build --json`",
     "oneOf": [
         _object("started", _ACTION),
-        _object("hit", {**_ACTION, "key": _KEY, "source": {"enum": ["local", "remote"]}}),
+        _object("hit", {**_ACTION, "key": _KEY, "source": {"type": "string", "pattern": "^(local$|remote:)"}}),
         _object("finished", {**_ACTION, "key": _KEY, "seconds": _SECONDS, "peak": _COUNT}),
         _object("failed", {**_ACTION, "reason": _TEXT, "output": _TEXT}),
-        _object("warning", {"message": _TEXT}),
+        _object("warning", {"message": _TEXT, "security": {"type": "boolean"}}),
         _object(
             "summary",
             {

@@ -54,7 +54,7 @@ def render(event: Event, done: int, total: int) -> str:
             head = f"[{done}/{total}] {event.kind} {event.label} failed: {event.reason}"
             return "\n".join([head, *(f"    {line}" for line in event.output.splitlines())])
         case Warned():
-            return f"warning: {event.message}"
+            return f"{'security warning' if event.security else 'warning'}: {event.message}"
         case Summary():
             return render_summary(event)
     return ""

@@ -86,8 +86,9 @@ class ForkServer:
         request = {"run": id, "worker": worker, "preload": list(preload), "directory": str(directory), "limits": limits}
         self._send({**request, "temps": temps})
 
-    def wait(self, timeout: float | None = None) -> list[Ended]:
-        """The actions that ended since; waits for the first, at most ``timeout`` seconds. Kills those out of time."""
+    def wait(self, timeout: float | None = None, wake: int | None = None) -> list[Ended]:
+        """The actions that ended since; waits for the first, at most ``timeout`` seconds, and not beyond the moment when the
+        file descriptor ``wake`` can be read. Kills those out of time."""
         give_up = None if timeout is None else time.monotonic() + timeout
         while self._running:
             now = time.monotonic()
@@ -98,8 +99,8 @@ class ForkServer:
             deadlines = [r.deadline for r in self._running.values() if not r.timed_out]
             if give_up is not None:
                 deadlines.append(give_up)
-            ended = self._read(max(0.0, min(deadlines) - now) if deadlines else None)
-            if ended or (give_up is not None and time.monotonic() >= give_up):
+            ended, woken = self._read(max(0.0, min(deadlines) - now) if deadlines else None, wake)
+            if ended or woken or (give_up is not None and time.monotonic() >= give_up):
                 return ended
         return []
 
@@ -140,17 +141,21 @@ class ForkServer:
             self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
             self._process.stdin.flush()
 
-    def _read(self, timeout: float | None) -> list[Ended]:
+    def _read(self, timeout: float | None, wake: int | None) -> tuple[list[Ended], bool]:
+        """The actions that ended, and whether ``wake`` can be read."""
         assert self._process is not None and self._process.stdout is not None
+        server = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout):
-                return []
-        data = os.read(self._process.stdout.fileno(), 65536)
+            for descriptor in (server,) if wake is None else (server, wake):
+                selector.register(descriptor, selectors.EVENT_READ)
+            readable = {key.fd for key, _ in selector.select(timeout)}
+        if server not in readable:
+            return [], bool(readable)
+        data = os.read(server, 65536)
         if not data:
-            return self._lost()
+            return self._lost(), False
         *lines, self._pending = (self._pending + data).split(b"\n")
-        return [self._ended(json.loads(line)) for line in lines]
+        return [self._ended(json.loads(line)) for line in lines], False
 
     def _ended(self, message: dict[str, Any]) -> Ended:
         running = self._running.pop(message["ended"])

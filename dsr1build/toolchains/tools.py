@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -76,19 +76,29 @@ def identity(job: Job, remembered: Path | None = None) -> Mapping[str, str]:
     known = _read_remembered(remembered)
     before = dict(known)
     result: dict[str, str] = {}
-    for package, pattern in _FILES[job]:
-        root = package_root(package)
-        paths = sorted(root.glob(pattern))
-        if not paths:
-            tool(package, pattern)
-        for path in paths:
-            result[f"{package}/{path.relative_to(root).as_posix()}"] = _digest(path, known)
+    for package, path in _files(job):
+        result[f"{package}/{path.relative_to(package_root(package)).as_posix()}"] = _digest(path, known)
     if job == "c":
         result["ziglang/lib"] = _distribution_digest("ziglang", "ziglang/lib/")
     if remembered and known != before:
         with contextlib.suppress(OSError):
             _write_remembered(remembered, known)
     return MappingProxyType(result)
+
+
+def tool_files() -> list[Path]:
+    """Every tool and library file that a job of any kind can depend on. Raises EnvironmentUnfit where one is missing."""
+    return sorted({path for job in _FILES for _, path in _files(job)})
+
+
+def _files(job: Job) -> Iterator[tuple[str, Path]]:
+    """The package and the path of each file of a job, in order."""
+    for package, pattern in _FILES[job]:
+        paths = sorted(package_root(package).glob(pattern))
+        if not paths:
+            tool(package, pattern)
+        for path in paths:
+            yield package, path
 
 
 @cache
@@ -137,7 +147,7 @@ def _read_remembered(path: Path | None) -> dict[str, list[int | str]]:
         return {}
     try:
         data = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(data, dict):
         return {}
