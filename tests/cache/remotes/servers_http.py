@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -121,25 +122,26 @@ def free_port() -> int:
 @contextlib.contextmanager
 def _running(command: list[str], port: int) -> Iterator[None]:
     """The program, from when it listens on ``port`` until the end of the block."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        until = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            if process.poll() is not None or time.monotonic() > until:
-                process.kill()
-                assert process.stderr is not None
-                raise RuntimeError(f"{command[0]} does not listen: {process.stderr.read().decode()}")
-            time.sleep(0.02)
-        yield
-    finally:
-        process.terminate()
+    # A file and not a pipe: nobody reads while the server runs, and a server with a full pipe hangs.
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            until = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    raise RuntimeError(f"{command[0]} does not listen: {log.read().decode()}")
+                time.sleep(0.02)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @dataclass(frozen=True, slots=True)
