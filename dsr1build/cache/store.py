@@ -97,18 +97,21 @@ class LocalStore:
         record = self.record(key, peek=peek)
         return None if record is None else ActionResult(key, {name: ref for name, (ref, _) in record.outputs.items()})
 
-    def record(self, key: str, *, peek: bool = False) -> Record | None:
-        """The record behind ``key`` after it and all its files have been verified; otherwise as ``lookup``."""
+    def record(self, key: str, *, peek: bool = False, counted: bool = True) -> Record | None:
+        """The record behind ``key`` after it and all its files have been verified; otherwise as ``lookup``.
+
+        What is not ``counted`` is held all the same.
+        """
         try:
             found = self._with_handles(lambda: self._find(key, peek))
         except OSError:
             found = "unreadable"
-        if not peek:
+        if counted and not peek:
             self._count(found)
         if isinstance(found, str):
             return None
         record, entry = found
-        if not peek and time.time() - entry.used > _TOUCH_SECONDS:
+        if counted and not peek and time.time() - entry.used > _TOUCH_SECONDS:
             self._stale_uses.add(key)
         return record
 
@@ -244,6 +247,15 @@ class LocalStore:
         self._published = True
         if self._limits.exceeded_by(*totals) > self._evict_above:
             self._evict_above = _TOLERANCE * max(1.0, self._evict_to(SLACK))
+
+    def record_bytes(self, key: str) -> bytes | None:
+        """The record of ``key`` as it is kept, signature and all; None where it is missing or damaged. Not held."""
+        entry = self._entry(key)
+        try:
+            data = None if entry is None else self._manifests.read(entry.manifest)
+            return data if data is not None and parse_record(data, key) else None
+        except (BlobLost, OSError, ValueError):
+            return None
 
     def read_blob(self, ref: BlobRef) -> bytes:
         """The verified content of a file. Raises BlobLost."""

@@ -13,15 +13,25 @@ from dsr1build.cli.main import VerbEntry
 from dsr1build.errors import InvalidInput
 
 NAME = "cache"
-SUMMARY = "look after caches: keys and more"
+SUMMARY = "look after caches: statistics, size, checks, moving, keys"
 
 # In the order of the overview. The words of a subverb are its name.
 SUBVERBS: Mapping[str, VerbEntry] = {
+    "stats": VerbEntry("dsr1build.cli.cache_stats", "show hits, misses and why, sizes, and what is largest and costliest"),
+    "gc": VerbEntry("dsr1build.cli.cache_gc", "delete what is of no use and, over the limits, what is worth least"),
+    "verify": VerbEntry("dsr1build.cli.cache_verify", "read every file of the cache and, on demand, compile a sample again"),
+    "export": VerbEntry("dsr1build.cli.cache_export", "write the cache to one file, for another machine or another path"),
+    "import": VerbEntry("dsr1build.cli.cache_import", "take the results of an exported file into the cache"),
+    "push": VerbEntry("dsr1build.cli.cache_push", "send the results of the cache to the caches of another profile"),
+    "pull": VerbEntry("dsr1build.cli.cache_pull", "take results from the caches of another profile into the cache"),
+    "doctor": VerbEntry("dsr1build.cli.cache_doctor", "try out the cache's directory and the shared caches of a profile"),
     "key new": VerbEntry("dsr1build.cli.cache_key", "make a pair of keys that signs results"),
 }
 EPILOG = """subverbs:
 {subverbs}
 examples:
+  dsr1build cache stats
+  dsr1build cache gc --max-bytes 5GB
   dsr1build cache key new --output ~/.config/dsr1build/signing.pem
   dsr1build cache key new --help
 """

@@ -42,7 +42,7 @@ VERBS: Mapping[str, VerbEntry] = {
     "explain": VerbEntry("dsr1build.cli.explain", "say why actions are cached or not"),
     "run": VerbEntry("dsr1build.cli.run", "generate text or token ids from a bundle"),
     "inspect": VerbEntry("dsr1build.cli.inspect", "show what a bundle holds"),
-    "cache": VerbEntry("dsr1build.cli.cache", "look after caches: keys and more"),
+    "cache": VerbEntry("dsr1build.cli.cache", "look after caches: statistics, size, checks, moving, keys"),
     "schema": VerbEntry("dsr1build.cli.schema", "print the JSON Schema of a file or of a verb's output"),
     "completion": VerbEntry("dsr1build.cli.completion", "print a completion script for a shell"),
 }
