@@ -31,8 +31,9 @@ _SHA256 = 1
 _CAS = "ContentAddressableStorage"
 _BYTE_STREAM = "google.bytestream.ByteStream"
 
-# gRPC servers refuse messages over 4 MiB by default, so that is the largest batch whatever a server says of itself.
-_LARGEST_BATCH = 4 << 20
+# gRPC servers refuse messages over 4 MiB by default, so batches stay under that whatever a server says of itself.
+# buildbox-casd names no limit and keeps 64 KiB of a message for itself.
+_LARGEST_BATCH = (4 << 20) - (128 << 10)
 # What a blob takes in a batch besides its content: digest, status, field headers.
 _BATCH_OVERHEAD = 256
 _DIGESTS_PER_CALL = 10_000

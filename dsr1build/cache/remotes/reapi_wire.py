@@ -27,6 +27,10 @@ ABSENT = frozenset({grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, grpc.S
 # gRPC's default is 4 MiB, which is also the largest batch that is asked for; a stream's pieces may be a little larger.
 MAX_MESSAGE = 16 << 20
 
+# gRPC watches a new channel from a thread that looks every 0.2 s whether anybody still wants to know, and prints a traceback
+# when the channel is closed under it. Seconds that it is given to end.
+_LAST_POLL = 0.4
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -132,17 +136,29 @@ class Connection:
         self._lock = threading.Lock()
         self._connect_by: float | None = None
         self._settled = threading.Event()
+        self._watched_until = 0.0
+        self._closed = False
 
     def _connect(self, name: str) -> None:
         if self._settled.is_set():
             return
         with self._lock:
+            if self._closed:
+                raise ValueError("closed")
             if self._connect_by is None:
                 self._channel.subscribe(self._notice, try_to_connect=True)
                 self._connect_by = time.monotonic() + self._timeouts.connect
             connect_by = self._connect_by
-        if not self._settled.wait(max(0.0, connect_by - time.monotonic())):
+        settled = self._settled.wait(max(0.0, connect_by - time.monotonic()))
+        with self._lock:
+            if settled and not self._watched_until:
+                self._unwatch()
+        if not settled:
             raise RemoteUnavailable(f"{self.name}: {name}: no connection within {self._timeouts.connect:g} s")
+
+    def _unwatch(self) -> None:
+        self._channel.unsubscribe(self._notice)
+        self._watched_until = time.monotonic() + _LAST_POLL
 
     def _notice(self, state: grpc.ChannelConnectivity) -> None:
         # A failed attempt settles it too: the call that follows fails at once, and its status says why.
@@ -162,7 +178,7 @@ class Connection:
                 return invoke.future(request, timeout=seconds, metadata=self._metadata)
             return invoke(request, timeout=seconds, metadata=self._metadata)
         except ValueError:
-            # This is how gRPC says that another thread closed the channel. Its message could show the headers.
+            # This is how gRPC says that the channel has been closed. Its message could show the headers.
             raise RemoteUnavailable(f"{self.name}: {name}: the connection has been closed") from None
 
     def finish(self, call: Any, name: str, absent: frozenset[grpc.StatusCode] = frozenset()) -> Any:
@@ -197,6 +213,13 @@ class Connection:
         return refusal(f"{self.name}: {name}", error.code(), error.details() or "", _retry_after(error))
 
     def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._connect_by is not None and not self._watched_until:
+                self._unwatch()
+        time.sleep(max(0.0, self._watched_until - time.monotonic()))
         self._channel.close()
 
 

@@ -17,12 +17,14 @@ _REAPI = "build.bazel.remote.execution.v2"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One remote procedure: its path on the wire, its kind in gRPC's words, and how its messages become bytes."""
+    """One remote procedure: its path on the wire, its kind in gRPC's words, and how its messages become bytes, for clients and servers."""
 
     path: str
     kind: str
     serialize: Callable[[Any], bytes]
     parse: Callable[[bytes], Any]
+    parse_request: Callable[[bytes], Any]
+    serialize_response: Callable[[Any], bytes]
 
 
 @cache
@@ -48,4 +50,5 @@ def method(service: str, name: str) -> Method:
     found = _pool().FindServiceByName(full).methods_by_name[name]
     kind = f"{'stream' if found.client_streaming else 'unary'}_{'stream' if found.server_streaming else 'unary'}"
     request, response = (message_factory.GetMessageClass(side) for side in (found.input_type, found.output_type))
-    return Method(f"/{full}/{name}", kind, request.SerializeToString, response.FromString)
+    path = f"/{full}/{name}"
+    return Method(path, kind, request.SerializeToString, response.FromString, request.FromString, response.SerializeToString)
