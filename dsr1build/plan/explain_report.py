@@ -34,7 +34,8 @@ def choose(actions: Mapping[str, Action] | Mapping[str, ActionRecord], text: str
     found = [id for id, name in names.items() if text in id or text in name]
     if found:
         return found
-    close = get_close_matches(text, [*names, *names.values()], n=1, cutoff=0.4)
+    # Whole names are too long to be near to what somebody types: their first two words are what is meant.
+    close = get_close_matches(text, [*names, *(" ".join(name.split()[:2]) for name in names.values())], n=1)
     hint = f"Did you mean `{close[0]}`?" if close else "`dsr1build explain` without an action lists them all."
     raise InvalidInput(f"no action is called `{text}`", where="dsr1build explain", hint=hint)
 
