@@ -1,4 +1,4 @@
-"""Whether what keys were computed from is still what it was: the tools, and the sources of this project.
+"""Whether what keys were computed from is still what it was: the tools, and those sources of this project that workers run.
 
 Everything else that an action depends on is named by its content. Digests of tools and sources are taken when a build is
 planned, and the files are used later; a result that was made in between may be of other files than its key says. So before
@@ -10,6 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dsr1build.toolchains.tools import tool_files
+
+# What the processes of actions import or compile; the rest of the project was imported when the build began.
+_SOURCES = (
+    "errors.py",
+    "digest.py",
+    "execute/worker.py",
+    "graph/*.py",
+    "ops/*.py",
+    "lower/*.py",
+    "toolchains/*.py",
+    "runtime/c/*",
+)
 
 
 def watch_program() -> Callable[[], bool]:
@@ -27,7 +39,7 @@ def watch_program() -> Callable[[], bool]:
 
 def _stamp() -> bytes:
     package = Path(__file__).resolve().parents[1]
-    sources = [path for pattern in ("**/*.py", "**/*.c", "**/*.h") for path in package.glob(pattern)]
+    sources = [path for pattern in _SOURCES for path in package.glob(pattern)]
     digest = hashlib.sha256()
     for path in sorted({*sources, *tool_files()}):
         try:
