@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*FILES, *OUTPUTS),
         help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`), "
         "record (.dsr1build/last-build.json), explain (`explain --json`), cache-stats (`cache stats --json`), "
-        "inspect (`inspect --json`), manifest (manifest.json of a bundle), forecast (`build --dry-run --json`), run (`run --json`)",
+        "inspect (`inspect --json`), manifest (manifest.json of a bundle), forecast (`build --dry-run --json`), "
+        "run (`run --json`)",
     )
 
 

@@ -85,15 +85,13 @@ def test_unknown_verb() -> None:
     result = dsr1build("bulid")
     assert result.returncode == 2
     assert result.stderr == (
-        "dsr1build: error: unknown verb `bulid`\n"
-        f"help: Did you mean `dsr1build build`? The verbs are {', '.join(VERBS)}.\n"
+        f"dsr1build: error: unknown verb `bulid`\nhelp: Did you mean `dsr1build build`? The verbs are {', '.join(VERBS)}.\n"
     )
 
 
 def test_unknown_option_before_the_verb() -> None:
     assert dsr1build("--hlep").stderr == (
-        "dsr1build: error: unknown option `--hlep`\n"
-        f"help: Did you mean `dsr1build --help`? The verbs are {', '.join(VERBS)}.\n"
+        f"dsr1build: error: unknown option `--hlep`\nhelp: Did you mean `dsr1build --help`? The verbs are {', '.join(VERBS)}.\n"
     )
 
 
