@@ -82,4 +82,4 @@ def explained_record(
             else:
                 now = Known.from_encoded(seen[id], "this build", id, actions[id].label)
                 explanations[id] = explain_miss(now, known, earlier)
-    return make_record(name, actions, seen, done, explanations)
+    return make_record(name, actions, seen, done, explanations, last)

@@ -99,9 +99,15 @@ def make_record(
     seen: Mapping[str, bytes],
     done: Mapping[str, Done],
     explanations: Mapping[str, Explanation],
+    last: BuildRecord | None = None,
 ) -> BuildRecord:
-    """``seen`` has the encoded fields of actions; an action that is not in ``done`` was skipped."""
+    """``seen`` has the encoded fields of actions; an action that is not in ``done`` was skipped.
+
+    What ``last`` says of an action with the same key is taken over, so that a build that does nothing pays next to nothing.
+    """
     raw: dict[str, FieldValue] = {}
+    kept: dict[str, Tree] = {}
+    earlier = {action.key: action for action in last.actions.values()} if last else {}
     records: dict[str, ActionRecord] = {}
     for id, action in actions.items():
         became = done.get(id, Done("skipped"))
@@ -109,21 +115,26 @@ def make_record(
         key = ""
         if id in seen:
             key = sha256_hex(seen[id])
+        if last and key in earlier:
+            fields = dict(earlier[key].fields)
+            kept.update({digest: last.values[digest] for digest in fields.values()})
+        elif key:
             for field, value in cast("Mapping[str, FieldValue]", decode(seen[id])).items():
                 fields[field] = sha256_hex(encode(value))
                 raw.setdefault(fields[field], value)
         explanation = explanations.get(id)
         records[id] = ActionRecord(action.kind, action.label, became.outcome, became.seconds, key, fields, explanation)
-    values = _bounded(raw, SHARED_BYTES + BYTES_AN_ACTION * len(records))
+    values = _bounded(raw, kept, SHARED_BYTES + BYTES_AN_ACTION * len(records))
     return BuildRecord(name, __version__, records, values)
 
 
-def _bounded(raw: Mapping[str, FieldValue], limit: int) -> dict[str, Tree]:
-    """The values as trees; where they take more than ``limit`` bytes together, the largest keep less of their depth."""
-    trees = {digest: summarize(value, 100) for digest, value in raw.items()}
+def _bounded(raw: Mapping[str, FieldValue], kept: Mapping[str, Tree], limit: int) -> dict[str, Tree]:
+    """The values as trees; where they take more than ``limit`` bytes together, the largest keep less of their depth.
+    ``kept`` are trees that an earlier record has already bounded."""
+    trees = {**kept, **{digest: summarize(value, 100) for digest, value in raw.items() if digest not in kept}}
     sizes = {digest: len(json.dumps(tree_to_json(tree))) for digest, tree in trees.items()}
     for depth in (4, 3, 2, 1, 0):
-        for digest in sorted(sizes, key=lambda d: (-sizes[d], d)):
+        for digest in sorted(raw.keys() - kept.keys(), key=lambda d: (-sizes[d], d)):
             if sum(sizes.values()) <= limit:
                 return trees
             trees[digest] = summarize(raw[digest], depth)

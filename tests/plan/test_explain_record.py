@@ -91,6 +91,17 @@ def test_a_record_is_bounded_whatever_the_fields_hold():
     assert compare(first, changed.known_action("a0", ""))[0].path.split(".")[0] == "map"
 
 
+def test_what_the_last_record_says_of_equal_keys_is_taken_over():
+    fields = {"a": SAMPLE, "b": {**SAMPLE, "int": 2}}
+    last = record(**fields)
+    actions = {id: action(id, given) for id, given in {**fields, "c": {"new": 1}}.items()}
+    seen = {id: encode(a.fields({})) for id, a in actions.items()}
+    done = {id: Done("local hit") for id in actions}
+    assert record_to_json(make_record("n", actions, seen, done, {}, last)) == record_to_json(
+        make_record("n", actions, seen, done, {})
+    )
+
+
 def test_watched_actions_compute_the_same_fields():
     seen = {}
     watched = watch_fields({"x": action("x", SAMPLE)}, seen)
