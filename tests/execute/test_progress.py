@@ -97,3 +97,9 @@ def test_a_terminal_gets_a_live_view():
     assert b"compile ffn a tokens=1 for t  0." in shown
     assert b"0/2 actions" in shown
     assert b"[1/2] compile ffn a tokens=1 for t  0.50 s" in shown
+
+
+def test_a_security_warning_says_that_it_is_one():
+    event = Warned("a result is not used", security=True)
+    assert show("plain", [event]) == ("", "security warning: a result is not used\n")
+    assert json.loads(show("json", [event])[0]) == {"event": "warning", "message": "a result is not used", "security": True}
