@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import lzma
 import re
+import secrets
 import tarfile
 import tempfile
 import zlib
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dsr1build.cache.blobs import BlobLost
+from dsr1build.cache.blobs import BlobLost, discard
 from dsr1build.cache.record import LARGEST_RECORD, parse_record
 from dsr1build.cache.signing import Trust, refusal
 from dsr1build.cache.store import LocalStore
@@ -43,7 +44,7 @@ def export_archive(store: LocalStore, file: Path) -> Moved:
     """Write every result of the store that is whole to ``file``, which is replaced at the end. Raises EnvironmentUnfit."""
     results = size = refused = 0
     written: set[str] = set()
-    part = file.with_name(file.name + ".part")
+    part = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("wb") as raw, _compressed(raw, file.name) as out:
             for key in sorted(store.entries()):
@@ -66,7 +67,7 @@ def export_archive(store: LocalStore, file: Path) -> Moved:
             f"the archive cannot be written: {error.strerror}", where=str(file), hint="Name a file on a disk with more room."
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        discard(part)
     return Moved(results, size, refused)
 
 

@@ -3,13 +3,14 @@
 import contextlib
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import stat
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,16 @@ from dsr1build.cache.blobs import BlobLost
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import Fields, blob_refs, encode, sha256_hex
 from dsr1build.errors import EnvironmentUnfit
-from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started
+from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started, Warned
 from dsr1build.execute.server import Ended, ForkServer, Limits
 from dsr1build.plan.action import Action, ActionResult
 
 if TYPE_CHECKING:
     from dsr1build.cache.shared import SharedCache
 
+_TIMES_MADE_AGAIN = 3
+# File handles that the builder or its fork server needs besides one for each action that runs.
+_OWN_HANDLES = 24
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
 _SCRATCH_PREFIX = "dsr1build-work-"
@@ -80,6 +84,7 @@ def run_actions(
     A failed action publishes nothing. Raises EnvironmentUnfit where there is no room for temporary files; after any
     exception, KeyboardInterrupt among them, no process of the build is left.
     """
+    options = replace(options, jobs=_affordable_jobs(options.jobs, emit))
     with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.limits, options.import_path)) as server:
         return _Run(actions, store, options, emit, {} if contents is None else contents, scratch, server, shared).run()
 
@@ -115,6 +120,8 @@ class _Run:
         self.jobs: dict[str, _Job] = {}
         self.waiting_for_key: dict[str, list[str]] = {}
         self.forced: set[str] = set()
+        self.remaking: set[str] = set()
+        self.remade: Counter[str] = Counter()
         self.started = 0
 
     def run(self) -> Outcome:
@@ -210,6 +217,7 @@ class _Run:
 
     def _done(self, id: str, result: ActionResult) -> None:
         self.results[id] = result
+        self.remaking.discard(id)
         for user in self.users[id]:
             if id in self.awaited[user]:
                 self.awaited[user].remove(id)
@@ -249,16 +257,24 @@ class _Run:
 
     def _make_again(self, action: Action, lost: BlobLost) -> None:
         """A file that was there at look-up is gone: run the action that makes it, then come back to ``action``."""
-        sources = [s for s in action.inputs if lost.ref in self.results[s].outputs.values() and s not in self.forced]
+        sources = [s for s in action.inputs if lost.ref in self.results[s].outputs.values() and self._may_run_again(s)]
         if not sources:
             self._fail(action, f"its input {lost.ref.sha256} is missing or damaged and cannot be made again", "")
             return
         self.awaited[action.id].update(sources)
         for source in sources:
+            if source in self.remaking:
+                continue
+            self.remaking.add(source)
+            self.remade[source] += 1
             self.forced.add(source)
             if source in self.hits:
                 self.hits.remove(source)
             self.ready.append(source)
+
+    def _may_run_again(self, id: str) -> bool:
+        """A store that loses the same file again and again must not keep a build busy for ever."""
+        return id in self.remaking or self.remade[id] < _TIMES_MADE_AGAIN
 
     def _end(self, ended: Ended) -> None:
         job = self.jobs.pop(ended.id)
@@ -291,7 +307,8 @@ class _Run:
                     ) from error
             if self.shared is not None:
                 self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label)
-            self.executed.append(action.id)
+            if action.id not in self.executed:
+                self.executed.append(action.id)
             self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
             waiters = self.waiting_for_key.pop(job.key)
             self._done(action.id, result)
@@ -392,6 +409,20 @@ def _locked_directory() -> tuple[Path, int]:
             return scratch, lock
         # Another builder's sweep was faster than our lock and has removed the directory.
         os.close(lock)
+
+
+def _affordable_jobs(jobs: int, emit: Emit) -> int:
+    """As many of ``jobs`` as the limit on file handles allows, at least 1; a lower limit than may be is raised first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < jobs + _OWN_HANDLES and soft != hard:
+        soft = jobs + _OWN_HANDLES if hard == resource.RLIM_INFINITY else min(hard, jobs + _OWN_HANDLES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= jobs + _OWN_HANDLES:
+        return jobs
+    fewer = max(1, soft - _OWN_HANDLES)
+    if fewer < jobs:
+        emit(Warned(f"there are only {soft} file handles (`ulimit -n`); {fewer} actions run at once instead of {jobs}"))
+    return fewer
 
 
 def usable_cpus() -> int:

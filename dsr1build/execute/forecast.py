@@ -45,7 +45,7 @@ def forecast(actions: Mapping[str, Action], store: LocalStore) -> dict[str, Fore
         except BlobLost:
             out[id] = "unknown"
             continue
-        result = store.lookup(sha256_hex(encode(fields)))
+        result = store.lookup(sha256_hex(encode(fields)), peek=True)
         out[id] = "run" if result is None else "cached"
         if result is not None:
             results[id] = result
