@@ -22,8 +22,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-
 from rows import Row, report
 from stress_workers import HERE, LEAVES, leaf, leaf_content, pair, pair_content
 
@@ -175,15 +173,15 @@ def damage(work: Path, flips: int) -> tuple[int, int, int]:
     directory = work / "damaged"
     pick = random.Random(2)
     with LocalStore(directory, lambda text: None) as store:
-        keys: dict[str, str] = {}
         actions = {action.id: action for action in [*(leaf(n) for n in range(LEAVES)), *(pair(n, n + 1) for n in range(8))]}
         outcome = run_actions(actions, store, Options(jobs=2, import_path=(HERE,)), lambda event: None)
         keys = {result.key: id for id, result in outcome.results.items()}
         wrong = 0
 
-        def look() -> int:
+        def look(path: Path) -> int:
+            """Wrong artifacts of a look-up of every result that the file belongs to."""
             bad = 0
-            for key, id in affected:
+            for key, id in owners[path]:
                 found = store.lookup(key)
                 bad += found is not None and store.read_blob(found.outputs["out"]) != expected(id)
             return bad
@@ -199,21 +197,20 @@ def damage(work: Path, flips: int) -> tuple[int, int, int]:
             ]:
                 owners.setdefault(path, []).append((key, id))
         cuts = 0
-        for path, affected in owners.items():
+        for path in sorted(owners):
             good = path.read_bytes()
             for length in range(0, len(good), 4096):
                 path.write_bytes(good[:length])
-                wrong += look() + path.exists()
+                wrong += look(path)
                 path.write_bytes(good)
                 cuts += 1
         for _ in range(flips):
             path = pick.choice(sorted(owners))
-            affected = owners[path]
             good = path.read_bytes()
             bad = bytearray(good)
             bad[pick.randrange(len(bad))] ^= 1 << pick.randrange(8)
             path.write_bytes(bad)
-            wrong += look()
+            wrong += look(path)
             path.write_bytes(good)
     return cuts, flips, wrong
 
@@ -252,9 +249,6 @@ def main() -> int:
             rows += [
                 Row("full disk: builds", full["builds"], "builds", f"{full['warnings']} warnings"),
                 Row("full disk: failed actions and wrong artifacts", full["failed"] + full["wrong"], "actions", goal=0),
-                Row(
-                    "full disk: builds without a warning or with more than one", abs(full["builds"] - full["warnings"]), "builds"
-                ),
             ]
             if full["failed"]:
                 print(reason)
