@@ -69,7 +69,8 @@ class Remote(Protocol):
 
     def store_blobs(self, blobs: Mapping[BlobRef, Path]) -> None:
         """Upload blobs from files. The files are read once; a file that no longer has its digest is not stored and raises
-        RemoteUnavailable."""
+        RemoteUnavailable. The encoded fields of an action are not among them: a REAPI server takes the blob at an action's
+        digest for an ``Action`` message."""
         ...
 
     def store_record(self, action: ActionName, record: bytes, outputs: Mapping[str, tuple[BlobRef, int]]) -> None:

@@ -263,7 +263,9 @@ def print_forecast(actions: "Mapping[str, Action]", store: "LocalStore", as_json
 
 
 def assemble(build: "PlannedBuild", store: "LocalStore", outcome: "Outcome") -> "list[Path]":
-    """Write the bundle of each target, in order. Raises what ``assemble_bundle`` raises."""
+    """Write the bundle of each target, in order. Raises what ``assemble_bundle`` raises, and BuildFailed where the linked
+    library has left the store since it was found there."""
+    from dsr1build.cache.blobs import BlobLost
     from dsr1build.link.bundle import assemble_bundle
     from dsr1build.link.manifest import TargetInfo
     from dsr1build.plan.build_plan import LIBRARY
@@ -277,7 +279,14 @@ def assemble(build: "PlannedBuild", store: "LocalStore", outcome: "Outcome") -> 
         )
         with tempfile.TemporaryDirectory(prefix="dsr1build-link-") as directory:
             library = Path(directory) / LIBRARY
-            store.materialize(outcome.results[build.plan.links[name]].outputs[LIBRARY], library)
+            try:
+                store.materialize(outcome.results[build.plan.links[name]].outputs[LIBRARY], library)
+            except BlobLost as error:
+                raise BuildFailed(
+                    f"the linked library was removed from the cache while the bundle was made ({error})",
+                    where=f"{config.build.name} for {name}",
+                    hint="Build again; it is linked anew.",
+                ) from None
             destination = config.output / config.build.name / name
             bundles.append(
                 assemble_bundle(destination, config.build.name, target, program, build.model, build.model.max_context, library)
