@@ -10,11 +10,12 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from dsr1build.digest import BlobRef
 
@@ -25,6 +26,10 @@ _PASSING = (errno.EBUSY, errno.ESTALE, errno.EAGAIN)
 _PAUSES = (0.01, 0.05, 0.2)
 
 _T = TypeVar("_T")
+
+
+class NotAFile(Exception):
+    """What bears the name of a file is a directory, a named pipe, a socket or a device."""
 
 
 class BlobLost(Exception):
@@ -61,7 +66,10 @@ class BlobTree:
     def read(self, ref: BlobRef) -> bytes:
         """The verified content. Raises BlobLost, and OSError where the process has no file handle left."""
         try:
-            data = patiently(self.path(ref).read_bytes)
+            data = patiently(lambda: _read(self.path(ref)))
+        except NotAFile:
+            self.set_aside(ref)
+            raise BlobLost(ref, "damaged") from None
         except OSError as error:
             raise _lost(ref, error) from None
         if hashlib.sha256(data).hexdigest() != ref.sha256:
@@ -71,14 +79,21 @@ class BlobTree:
 
     def verify(self, ref: BlobRef, size: int) -> None:
         """Read the whole file. Raises BlobLost unless it is there with this length and digest, and OSError as ``read``."""
-        if patiently_hashed(self.path(ref), ref, size) != ref.sha256:
+        try:
+            found = patiently_hashed(self.path(ref), ref, size)
+        except NotAFile:
+            found = ""
+        if found != ref.sha256:
             self.set_aside(ref)
             raise BlobLost(ref, "damaged")
 
     def copy_to(self, ref: BlobRef, target: Path) -> None:
         """Copy the verified content to ``target``. Raises BlobLost, and OSError where ``target`` cannot be written."""
         try:
-            source = patiently(lambda: self.path(ref).open("rb"))
+            source = patiently(lambda: open_file(self.path(ref)))
+        except NotAFile:
+            self.set_aside(ref)
+            raise BlobLost(ref, "damaged") from None
         except OSError as error:
             raise _lost(ref, error) from None
         digest = hashlib.sha256()
@@ -171,12 +186,34 @@ def patiently(attempt: Callable[[], _T]) -> _T:
     return attempt()
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without waiting for anything else that may stand there. Raises OSError and
+    NotAFile."""
+    try:
+        # Without O_NONBLOCK the call waits for a writer of a named pipe, for ever if there is none.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise NotAFile(str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFile(str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _read(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
 def patiently_hashed(path: Path, ref: BlobRef, size: int) -> str:
-    """The SHA-256 of a file; "" where its length is not ``size``. Raises BlobLost, and OSError as ``BlobTree.read``."""
+    """The SHA-256 of a file; "" where its length is not ``size``. Raises BlobLost, NotAFile, and OSError as
+    ``BlobTree.read``."""
 
     def attempt() -> str:
         digest = hashlib.sha256()
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if os.fstat(file.fileno()).st_size != size:
                 return ""
             while chunk := file.read(_CHUNK):

@@ -13,6 +13,7 @@ names (left by a writer that was killed), damaged files a week after they were s
 """
 
 import contextlib
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,5 +193,9 @@ def _sweep_broken(broken: Path, now: float) -> None:
     with contextlib.suppress(OSError):
         for file in list(broken.iterdir()):
             with contextlib.suppress(OSError):
-                if now - file.stat().st_mtime > _BROKEN_SECONDS:
+                if now - file.lstat().st_mtime <= _BROKEN_SECONDS:
+                    continue
+                if file.is_dir() and not file.is_symlink():
+                    shutil.rmtree(file)
+                else:
                     file.unlink()

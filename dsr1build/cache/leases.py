@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from dsr1build.cache.blobs import NotAFile, open_file
+
 # An evictor that takes longer is stopped or far away. Builds then go on without a lease: what is evicted under them is
 # made again.
 _PATIENCE_SECONDS = 10.0
@@ -99,8 +101,9 @@ class Leases:
 
     def _holder(self) -> str:
         try:
-            pid, host = self._lock_path.read_text(encoding="utf-8").split()
-        except (OSError, ValueError):
+            with open_file(self._lock_path) as file:
+                pid, host = file.read().decode("utf-8").split()
+        except (NotAFile, OSError, ValueError):
             return "another process"
         return f"process {pid} on {host}"
 
@@ -120,9 +123,9 @@ class Leases:
     def _held_by_all(self) -> set[str]:
         held = set(self._held)
         for path in self._others():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(NotAFile, OSError), open_file(path) as file:
                 # What a killed process wrote in its last moment may be half a line; such a line names nothing.
-                held.update(path.read_text(encoding="ascii", errors="replace").split())
+                held.update(file.read().decode("ascii", errors="replace").split())
         return held
 
     def _others(self) -> list[Path]:

@@ -10,11 +10,11 @@ waits for it goes on at once without it: whatever is wrong with a remote costs a
 
 import contextlib
 import hashlib
+import os
 import queue
 import select
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -28,6 +28,7 @@ from dsr1build.cache.breaker import Breaker
 from dsr1build.cache.policy import AttachedRemote
 from dsr1build.cache.record import Record, parse_record, render_record
 from dsr1build.cache.remote import ActionName, RemoteDenied, RemoteUnavailable
+from dsr1build.cache.scratch import make_scratch
 from dsr1build.cache.signing import SigningKey, Trust, refusal, sign_record
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, encode
@@ -140,7 +141,7 @@ class SharedCache:
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
-        self._directory: Path | None = None
+        self._directory: tuple[Path, int] | None = None
         self._portions = 0
         self._forged_local = False
         self.uploaded = 0
@@ -257,7 +258,10 @@ class SharedCache:
             # A remote that was given up may hang here as well.
             thread.join(0.0 if side.breaker.given_up else side.attached.timeouts.connect)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            directory, lock = self._directory
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+            self._directory = None
         self._bell.close()
         self._rope.close()
 
@@ -499,9 +503,9 @@ class SharedCache:
     def _portion(self) -> Path:
         """A new directory for the files of one portion."""
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="dsr1build-shared-"))
+            self._directory = make_scratch("dsr1build-shared-")
         self._portions += 1
-        directory = self._directory / str(self._portions)
+        directory = self._directory[0] / str(self._portions)
         directory.mkdir()
         return directory
 

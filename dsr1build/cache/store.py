@@ -20,7 +20,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from dsr1build.cache.blobs import BlobLost, BlobTree, Staged, discard
 from dsr1build.cache.eviction import SLACK, Eviction, Limits, StoreFiles, evict
 from dsr1build.cache.leases import Leases
 from dsr1build.cache.record import LONGEST_LABEL, Record, check_output_path, parse_record, render_record
+from dsr1build.cache.scratch import make_scratch
 from dsr1build.cache.signing import Trust, refusal
 from dsr1build.cache.statistics import Counters, parse_counters, render_counters
 from dsr1build.digest import BlobRef, Fields, encode, sha256_hex
@@ -69,7 +69,7 @@ class LocalStore:
         self._index: Index | None = None
         self._walked: dict[str, Entry] | None = None
         self._writable = not read_only
-        self._private: Path | None = None
+        self._private: tuple[Path, int] | None = None
         self._counters = Counters()
         self._stale_uses: set[str] = set()
         self._published = False
@@ -347,7 +347,9 @@ class LocalStore:
         self._counters = Counters()
         self._leases.close()
         if self._private is not None:
-            shutil.rmtree(self._private, ignore_errors=True)
+            directory, lock = self._private
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
             self._private = None
 
     def __enter__(self) -> "LocalStore":
@@ -436,8 +438,9 @@ class LocalStore:
 
     def _private_tree(self) -> BlobTree:
         if self._private is None:
-            self._private = Path(tempfile.mkdtemp(prefix="dsr1build-results-"))
-        return BlobTree(self._private / "blobs", self._private / "tmp", self._private / "broken")
+            self._private = make_scratch("dsr1build-results-")
+        directory, _ = self._private
+        return BlobTree(directory / "blobs", directory / "tmp", directory / "broken")
 
     def _give_up(self, reason: str) -> None:
         """Stop writing to the store, and say so once."""

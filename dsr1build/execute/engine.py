@@ -1,7 +1,6 @@
 """Runs an action graph: what the cache holds is taken from it, the rest runs in processes of its own."""
 
 import contextlib
-import fcntl
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsr1build.cache.blobs import BlobLost
+from dsr1build.cache.scratch import make_scratch
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import Fields, blob_refs, encode, sha256_hex
 from dsr1build.errors import EnvironmentUnfit
@@ -372,42 +372,18 @@ def temps_name(action: Action) -> str:
 
 @contextlib.contextmanager
 def _scratch_directory() -> Iterator[Path]:
-    """A temporary directory that is gone afterwards; those of builders that were killed are removed first.
-
-    Its builder holds a lock on a file inside, which the kernel frees with the process, so age and process ids play no role.
-    """
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob(f"{_SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+    """A temporary directory that is gone afterwards; those of builders that were killed are removed first."""
     try:
-        scratch, lock = _locked_directory()
+        scratch, lock = make_scratch(_SCRATCH_PREFIX)
     except OSError as error:
         raise EnvironmentUnfit(
-            f"no temporary directory can be made in {parent}: {error.strerror}",
+            f"no temporary directory can be made in {tempfile.gettempdir()}: {error.strerror}",
             hint="free some space there, or set TMPDIR to a directory on another disk",
         ) from error
     try:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked_directory() -> tuple[Path, int]:
-    """A new directory and the descriptor that holds its lock."""
-    while True:
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)).resolve()
-        lock = os.open(scratch / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.fstat(lock).st_nlink:
-            return scratch, lock
-        # Another builder's sweep was faster than our lock and has removed the directory.
         os.close(lock)
 
 

@@ -282,6 +282,9 @@ def read_record(path: Path) -> BuildRecord:
 
 
 def _read(path: Path) -> BuildRecord:
+    if path.exists() and not path.is_file():
+        # A named pipe would make the build wait for a writer.
+        raise ValueError("the file is not a build record")
     with path.open("rb") as file:
         data = file.read(_LARGEST_FILE + 1)
     if len(data) > _LARGEST_FILE:

@@ -143,7 +143,8 @@ def _digest(path: Path, known: dict[str, list[int | str]]) -> str:
 
 
 def _read_remembered(path: Path | None) -> dict[str, list[int | str]]:
-    if path is None:
+    # Anything but a file would make the build wait or read without end.
+    if path is None or not path.is_file():
         return {}
     try:
         data = json.loads(path.read_text("utf-8"))
