@@ -1,7 +1,4 @@
-"""What users of other caches ran into on one machine, held by behaviour: real builders, real files, real faults.
-
-The numbers are those of the cases in docs/caching.md.
-"""
+"""What users of other caches ran into on one machine, held by behaviour: real builders, real files, real faults."""
 
 import errno
 import json
@@ -77,7 +74,7 @@ def faulty_files(tmp_path_factory):
 
 @pytest.mark.slow
 def test_builders_that_are_killed_on_one_crowded_store(tmp_path):
-    """Cases 21, 22, 23, 25, 27, 28, 30, 32: the stress test at a small size."""
+    """The stress test at a small size."""
     rows = tmp_path / "rows.json"
     done = subprocess.run(
         [sys.executable, str(STRESS), "--size", "4", "8", "10", "150", "--json", str(rows)], capture_output=True, text=True
@@ -94,7 +91,7 @@ def test_builders_that_are_killed_on_one_crowded_store(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.ESTALE])
 def test_a_busy_or_stale_file_is_tried_again(directory, faulty_files, number):
-    """Case 24: a file server that is busy for a moment costs nothing."""
+    """A file server that is busy for a moment costs nothing."""
     build(directory)
     fault = {"FAULT_PATH": "/v1/blobs/", "FAULT_ERRNO": str(number), "FAULT_COUNT": "2", "LD_PRELOAD": faulty_files}
     report = build(directory, env={**os.environ, **fault})
@@ -103,7 +100,7 @@ def test_a_busy_or_stale_file_is_tried_again(directory, faulty_files, number):
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
 def test_a_file_that_stays_unreadable_is_a_miss(directory, faulty_files, number):
-    """Case 24: nothing can be read from the store, so all is made again, and the build succeeds."""
+    """Nothing can be read from the store, so all is made again, and the build succeeds."""
     build(directory)
     fault = {"FAULT_PATH": "/v1/manifests/", "FAULT_ERRNO": str(number), "FAULT_COUNT": "1000", "LD_PRELOAD": faulty_files}
     report = build(directory, env={**os.environ, **fault})
@@ -114,7 +111,7 @@ def test_a_file_that_stays_unreadable_is_a_miss(directory, faulty_files, number)
 
 @pytest.mark.parametrize("handles", [26, 30, 40])
 def test_a_build_with_few_file_handles_is_slower_and_right(directory, handles):
-    """Case 29: also the builds after it find whole files."""
+    """Also the builds after it find whole files."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({handles}, {handles}))"
     report = build(directory, numbers=range(10), jobs=32, before=limit)
     assert good(report) and report["ran"] == 19
@@ -152,7 +149,7 @@ def note(event):
 
 
 def test_a_build_under_a_path_that_is_a_forest_of_links(directory, tmp_path):
-    """Cases 36, 37: the store may be a link, its path may hold blanks, letters of all kinds, quotes and a line end."""
+    """The store may be a link, its path may hold blanks, letters of all kinds, quotes and a line end."""
     real = tmp_path / "a real plaçe, with 'quotes' and\na line end"
     real.mkdir()
     (tmp_path / "first").symlink_to(real)
@@ -170,7 +167,7 @@ def test_a_link_to_nowhere_in_the_place_of_the_store_costs_one_warning(directory
 
 @pytest.mark.parametrize("seconds", [1, 4_000_000_000])
 def test_a_wrong_clock_makes_no_stale_hit_and_no_miss(directory, seconds):
-    """Case 34: the times of all files and of the index are far in the past or in the future."""
+    """The times of all files and of the index are far in the past or in the future."""
     build(directory)
     for path in directory.rglob("*"):
         if "index" not in path.parts:
@@ -184,7 +181,7 @@ def test_a_wrong_clock_makes_no_stale_hit_and_no_miss(directory, seconds):
 
 
 def test_no_daemon_is_left_and_no_port_is_opened(directory):
-    """Case 50: with every port refused a build works, and none of its processes outlives it."""
+    """With every port refused a build works, and none of its processes outlives it."""
     no_sockets = """
 import socket
 def refuse(*arguments, **options):
@@ -207,7 +204,7 @@ socket.socket.bind = socket.socket.connect = refuse
 
 
 def test_a_builder_that_is_stopped_holds_up_nobody(directory):
-    """Case 30: the lock of a process that lives but does nothing (SIGSTOP) is not one that others wait for."""
+    """The lock of a process that lives but does nothing (SIGSTOP) is not one that others wait for."""
     script = (
         BUILD.replace("BEFORE", "")
         .replace("JOBS", "1")
@@ -230,7 +227,7 @@ def test_a_builder_that_is_stopped_holds_up_nobody(directory):
 
 
 def test_temporary_files_have_one_place_and_no_build_leaves_any(directory, tmp_path):
-    """Case 32: below the store and below TMPDIR nothing is left, after a build that ended and after one that was killed."""
+    """Below the store and below TMPDIR nothing is left, after a build that ended and after one that was killed."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -251,7 +248,7 @@ def test_temporary_files_have_one_place_and_no_build_leaves_any(directory, tmp_p
 
 
 def test_an_unreproducible_action_is_never_mixed(directory, tmp_path):
-    """Case 23: writers whose files differ each time race for one key; every reader sees the files of one of them."""
+    """Writers whose files differ each time race for one key; every reader sees the files of one of them."""
     script = """
 import sys
 from pathlib import Path
@@ -296,7 +293,7 @@ def test_doctor_sees_locks_that_do_not_hold(tmp_path, faulty_files):
 
 
 def test_a_read_only_file_system_serves_look_ups(directory):
-    """Case 31, by a mount that is read-only for root, too."""
+    """By a mount that is read-only for root, too."""
     build(directory)
     if subprocess.run(["mount", "--bind", str(directory), str(directory)], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
