@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-reproducible", action="store_true", help="then run every action twice more and compare what they write"
     )
+    parser.add_argument(
+        "--verify-outputs", action="store_true", help="read every file of an earlier bundle and make anew what was changed"
+    )
     parser.add_argument("--no-link", action="store_true", help="compile the kernels and stop")
     parser.add_argument("--dry-run", action="store_true", help="tell what would run, and run nothing")
     parser.add_argument("--save-temps", type=Path, metavar="DIR", help="keep the IR after each pass group; compiles again")
@@ -127,7 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
             record = explained_record(config.build.name, actions, seen, done, last_record(config.file), earlier)
             write_record(record, config.file, report)
             complete = not outcome.failed and not arguments.no_link
-            artifacts = tuple(str(path) for path in assemble(build, store, outcome)) if complete else ()
+            changed = report if arguments.verify_outputs else None
+            artifacts = tuple(str(path) for path in assemble(build, store, outcome, changed)) if complete else ()
             if shared is not None:
                 shared.finish()
             summary = Summary(
@@ -262,12 +266,19 @@ def print_forecast(actions: "Mapping[str, Action]", store: "LocalStore", as_json
     print(f"{counts['cached']} cached, {counts['run']} to run, {counts['unknown']} known after those have run")
 
 
-def assemble(build: "PlannedBuild", store: "LocalStore", outcome: "Outcome") -> "list[Path]":
-    """Write the bundle of each target, in order. Raises what ``assemble_bundle`` raises, and BuildFailed where the linked
-    library has left the store since it was found there."""
+def assemble(
+    build: "PlannedBuild", store: "LocalStore", outcome: "Outcome", changed: Callable[[str], None] | None = None
+) -> "list[Path]":
+    """Write the bundle of each target, in order. ``changed``, if given, is told which files of the bundles that stand there
+    are not what the build made; to find them, all are read.
+
+    Raises what ``assemble_bundle`` raises, and BuildFailed where the linked library has left the store since it was found
+    there.
+    """
     from dsr1build.cache.blobs import BlobLost
     from dsr1build.link.bundle import assemble_bundle
     from dsr1build.link.manifest import TargetInfo
+    from dsr1build.link.verify import changed_files
     from dsr1build.plan.build_plan import LIBRARY
 
     config = build.config
@@ -288,7 +299,13 @@ def assemble(build: "PlannedBuild", store: "LocalStore", outcome: "Outcome") -> 
                     hint="Build again; it is linked anew.",
                 ) from None
             destination = config.output / config.build.name / name
+            wrong = () if changed is None else changed_files(destination)
+            for file in wrong:
+                assert changed is not None
+                changed(f"{destination / file} was changed after the build that made it; it is made anew")
             bundles.append(
-                assemble_bundle(destination, config.build.name, target, program, build.model, build.model.max_context, library)
+                assemble_bundle(
+                    destination, config.build.name, target, program, build.model, build.model.max_context, library, wrong
+                )
             )
     return bundles

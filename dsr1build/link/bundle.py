@@ -1,7 +1,7 @@
 """Assemble a bundle: shared object, binding, weights, manifest, tokenizer and the C header, in one directory."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,6 +11,7 @@ from dsr1build.errors import EnvironmentUnfit, InvalidInput
 from dsr1build.graph.model import Model
 from dsr1build.link.binding import WeightFile, write_binding
 from dsr1build.link.manifest import (
+    MANIFEST,
     CountsInfo,
     LibraryInfo,
     Manifest,
@@ -30,16 +31,23 @@ from dsr1build.link.weights import place_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 BINDING = "weights.bind"
-MANIFEST = "manifest.json"
 
 
 def assemble_bundle(
-    destination: Path, name: str, target: TargetInfo, program: Program, model: Model, context: int, library: Path
+    destination: Path,
+    name: str,
+    target: TargetInfo,
+    program: Program,
+    model: Model,
+    context: int,
+    library: Path,
+    changed: Collection[str] = (),
 ) -> Path:
     """Make the bundle at ``destination`` (``dist/<name>/<target>``) and return it.
 
-    ``library`` is the linked shared object. A bundle that stands there is replaced as a whole, or not touched at all if it
-    is the same; on any error it stays as it is. A symbolic link there is followed and stays. Raises InvalidInput where
+    ``library`` is the linked shared object. Of a bundle that stands there the generated weights are used again, but for the
+    files in ``changed`` (``dsr1build.link.verify``). It is replaced as a whole, or not touched at all
+    if it is the same; on any error it stays as it is. A symbolic link there is followed and stays. Raises InvalidInput where
     something else than a bundle stands there or a weight does not fit, and EnvironmentUnfit where the file system refuses.
     """
     try:
@@ -51,7 +59,8 @@ def assemble_bundle(
                 "the directory for the bundle holds other files", where=str(destination), hint="Move them, or change `output`."
             )
         with work_directory(destination) as work:
-            _fill(work, destination, name, target, program, model, context, library)
+            usable = {path: file for path, file in _weight_files(destination).items() if path not in changed}
+            _fill(work, destination, usable, name, target, program, model, context, library)
             if not same_tree(work, destination):
                 put_directory(work, destination)
     except OSError as error:
@@ -66,6 +75,7 @@ def assemble_bundle(
 def _fill(
     work: Path,
     earlier_bundle: Path,
+    earlier: Mapping[str, WeightFileInfo],
     name: str,
     target: TargetInfo,
     program: Program,
@@ -78,7 +88,7 @@ def _fill(
     (work / library_name).write_bytes(code)
     (work / "include").mkdir()
     shutil.copyfile(RUNTIME_DIRECTORY / "dsr1.h", work / "include" / "dsr1.h")
-    placed = place_weights(work, _weight_files(earlier_bundle), earlier_bundle, program, model, context)
+    placed = place_weights(work, earlier, earlier_bundle, program, model, context)
     files = [WeightFile(file.path, file.bytes) for file in placed.files]
     binding = write_binding(program, context, library_name, files, placed.placements)
     (work / BINDING).write_bytes(binding)

@@ -46,8 +46,8 @@ def generated_identity(tensors: Generated, context: int) -> str:
     return sha256_hex(encode({"version": GENERATOR_VERSION, "numpy": np.__version__, "tensors": entries}))
 
 
-def write_generated(path: Path, tensors: Generated, context: int) -> None:
-    """Write the tensors, sorted by name, as one safetensors file.
+def write_generated(path: Path, tensors: Generated, context: int) -> str:
+    """Write the tensors, sorted by name, as one safetensors file; gives its SHA-256.
 
     Raises InvalidInput for an element type that cannot be generated.
     """
@@ -55,11 +55,16 @@ def write_generated(path: Path, tensors: Generated, context: int) -> None:
     for name in sorted(tensors):
         type_, source = tensors[name]
         pieces[name] = (type_, _producer(name, type_, source, context))
+    digest = hashlib.sha256()
     with path.open("wb") as file:
-        file.write(safetensors_header({name: type_ for name, (type_, _) in pieces.items()}, context))
+        header = safetensors_header({name: type_ for name, (type_, _) in pieces.items()}, context)
+        digest.update(header)
+        file.write(header)
         for _, produce in pieces.values():
             for piece in produce():
+                digest.update(piece)
                 file.write(piece)
+    return digest.hexdigest()
 
 
 def safetensors_header(types: Mapping[str, TensorType], context: int) -> bytes:

@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsr1build.errors import InvalidInput
-from dsr1build.link.bundle import MANIFEST
-from dsr1build.link.manifest import KernelInfo, Manifest
+from dsr1build.link.manifest import MANIFEST, KernelInfo, Manifest
 
 
 class Inspection(BaseModel):

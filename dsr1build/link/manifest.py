@@ -15,6 +15,7 @@ from dsr1build.graph.model import ITEM_BYTES
 from dsr1build.link.binding import weight_shape
 from dsr1build.link.program import KernelStep, ModeProgram, Program, ProgramKernel, Variant
 
+MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 Sha256 = str
 
@@ -98,6 +99,9 @@ class WeightFileInfo(_Part):
     origin: Literal["checkpoint", "generated"]
     digest: Sha256 = Field(
         description="checkpoint: SHA-256 of the safetensors header, with its length. generated: SHA-256 of what it is made from."
+    )
+    sha256: Sha256 | None = Field(
+        description="generated: SHA-256 of the file. checkpoint: none, as a build does not read hundreds of gigabytes of weights."
     )
 
 

@@ -64,22 +64,22 @@ def place_weights(
         origin = (Path(model.directory) / file).resolve()
         path = f"checkpoint/{file}"
         link_file(origin, work / path)
-        files.append(WeightFileInfo(path=path, bytes=origin.stat().st_size, origin="checkpoint", digest=header_digest(origin)))
+        size, digest = origin.stat().st_size, header_digest(origin)
+        files.append(WeightFileInfo(path=path, bytes=size, origin="checkpoint", digest=digest, sha256=None))
     for name, tensor in stored.items():
         placements[name] = Placement(numbers[tensor.file], tensor.offset, tensor.length)
     for path, tensors in (("weights/tables.safetensors", tables), ("weights/random.safetensors", random)):
         if not tensors:
             continue
         places, size = _generated_places(tensors, context, len(files))
-        info = WeightFileInfo(path=path, bytes=size, origin="generated", digest=generated_identity(tensors, context))
+        identity = generated_identity(tensors, context)
         (work / path).parent.mkdir(parents=True, exist_ok=True)
-        before = earlier_bundle / path
-        if not (
-            earlier.get(path) == info and before.is_file() and before.stat().st_size == size and _linked(before, work / path)
-        ):
-            write_generated(work / path, tensors, context)
+        before = earlier.get(path)
+        sha256 = before.sha256 if before is not None and before.digest == identity else None
+        if sha256 is None or not _taken_over(earlier_bundle / path, size, work / path):
+            sha256 = write_generated(work / path, tensors, context)
+        files.append(WeightFileInfo(path=path, bytes=size, origin="generated", digest=identity, sha256=sha256))
         placements |= places
-        files.append(info)
     return PlacedWeights(tuple(files), placements)
 
 
@@ -92,6 +92,10 @@ def link_file(origin: Path, path: Path) -> None:
         shutil.copyfile(origin, path)
     else:
         path.symlink_to(origin)
+
+
+def _taken_over(before: Path, size: int, path: Path) -> bool:
+    return before.is_file() and not before.is_symlink() and before.stat().st_size == size and _linked(before, path)
 
 
 def _linked(origin: Path, path: Path) -> bool:
