@@ -17,7 +17,7 @@ _REAPI = "build.bazel.remote.execution.v2"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One remote procedure: its path on the wire, its kind in gRPC's words, and how its messages become bytes, for clients and servers."""
+    """One remote procedure: its path on the wire, its kind in gRPC's words, and how its messages become bytes at both ends."""
 
     path: str
     kind: str
