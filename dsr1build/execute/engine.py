@@ -401,11 +401,32 @@ def _affordable_jobs(jobs: int, emit: Emit) -> int:
     return fewer
 
 
-def usable_cpus() -> int:
-    """CPUs that this process may use: its affinity mask, and the quota of its control group rounded up, at least 1."""
+def usable_cpus(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """CPUs that this process may use: its affinity mask, and the least quota of its control group and of those above it,
+    rounded up, at least 1. ``groups`` is where version 2 is mounted, or version 1 with its ``cpu`` below; ``membership``
+    names the process's own group."""
     cpus = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cpus = min(cpus, -(-int(quota) // int(period)))
+    for directory in _control_groups(groups, membership):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = " ".join((directory / name).read_text("ascii") for name in names).split()
+                # Without a limit version 2 says `max` and version 1 says -1.
+                if quota != "max" and int(quota) > 0 and int(period) > 0:
+                    cpus = min(cpus, -(-int(quota) // int(period)))
     return max(1, cpus)
+
+
+def _control_groups(groups: Path, membership: Path) -> list[Path]:
+    """The directories of the process's control group and of all above it. In a container the mount may begin at the
+    process's own group, so the mount itself is one of them."""
+    found = [groups, groups / "cpu"]
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in membership.read_text("utf-8").splitlines():
+            controllers, _, path = line.partition(":")[2].partition(":")
+            root = groups / "cpu" if "cpu" in controllers.split(",") else groups
+            if controllers and root == groups:
+                continue
+            parts = [part for part in path.split("/") if part]
+            if ".." not in parts:
+                found += [root.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
+    return found
