@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     lookups = report["hits"] + sum(report["misses"].values())
     rate = f" ({100 * report['hits'] / lookups:.1f} %)" if lookups else ""
     print(f"cache at {report['directory']}")
-    print(f"{report['builds']} builds looked up {lookups} results")
+    print(f"{report['builds']} {'build' if report['builds'] == 1 else 'builds'} looked up {lookups} results")
     print(f"  hits {report['hits']}{rate}: {report['seconds_saved']:.1f} s saved, {in_words(report['bytes_served'])} served")
     for reason, count in sorted(report["misses"].items()):
         print(f"  misses {count}: {reason} ({REASONS[reason]})")

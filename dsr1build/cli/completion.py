@@ -12,20 +12,27 @@ EPILOG = """examples:
   dsr1build completion fish > ~/.config/fish/completions/dsr1build.fish
 """
 
+# How options show values that may be paths. A target and a profile may also be the name of one that ships.
+PATHS = ("DIR", "FILE", "PROFILE", "NAME")
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a verb. ``takes_value`` is false for a switch; ``choices`` are its only values, if there are any."""
+    """An option of a verb. ``takes_value`` is false for a switch; ``choices`` are its only values, if there are any.
+
+    ``files`` says that its value may be a path.
+    """
 
     names: tuple[str, ...]
     help: str
     takes_value: bool
     choices: tuple[str, ...]
+    files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What can follow a verb: its options, and the values of its positional argument (none: a file)."""
+    """What can follow a verb: its options, and the values of its first positional argument (none: a file)."""
 
     summary: str
     options: tuple[Option, ...]
@@ -47,7 +54,23 @@ def command_syntax() -> Mapping[str, Syntax]:
     # The frame imports this module as a verb; the other direction is needed only here.
     from dsr1build.cli.main import VERBS, load_verb, verb_parser
 
-    return {name: _syntax(entry.summary, verb_parser(name, load_verb(name))) for name, entry in VERBS.items()}
+    syntax = {name: _syntax(entry.summary, verb_parser(name, load_verb(name))) for name, entry in VERBS.items()}
+    syntax["cache"] = _cache_syntax(syntax["cache"])
+    return syntax
+
+
+def _cache_syntax(own: Syntax) -> Syntax:
+    """The verb ``cache`` with its subverbs as words, and with the options of all of them."""
+    from importlib import import_module
+
+    from dsr1build.cli.cache import SUBVERBS, subverb_parser
+
+    options = {option.names: option for option in own.options}
+    for name, entry in SUBVERBS.items():
+        for option in _syntax(entry.summary, subverb_parser(name, import_module(entry.module))).options:
+            options.setdefault(option.names, option)
+    words = dict.fromkeys(name.split()[0] for name in SUBVERBS)
+    return Syntax(own.summary, tuple(options.values()), tuple(words))
 
 
 def _syntax(summary: str, parser: argparse.ArgumentParser) -> Syntax:
@@ -56,7 +79,8 @@ def _syntax(summary: str, parser: argparse.ArgumentParser) -> Syntax:
     for action in parser._actions:
         choices = tuple(str(choice) for choice in action.choices or ())
         if action.option_strings:
-            options.append(Option(tuple(action.option_strings), _one_line(action.help), action.nargs != 0, choices))
+            files = action.metavar in PATHS
+            options.append(Option(tuple(action.option_strings), _one_line(action.help), action.nargs != 0, choices, files))
         else:
             words += choices
     return Syntax(summary, tuple(options), tuple(words))
@@ -69,6 +93,7 @@ def _one_line(text: str | None) -> str:
 def bash_script(verbs: Mapping[str, Syntax]) -> str:
     """A bash completion function; files are completed where nothing else is known."""
     cases = []
+    files = '$(compgen -f -- "$word")'
     for name, syntax in verbs.items():
         values = "".join(
             f'            {"|".join(option.names)}) COMPREPLY=($(compgen -W {_quoted(option.choices)} -- "$word")); return;;\n'
@@ -76,7 +101,7 @@ def bash_script(verbs: Mapping[str, Syntax]) -> str:
             if option.choices
         )
         values += "".join(
-            f'            {"|".join(option.names)}) COMPREPLY=($(compgen -f -- "$word")); return;;\n'
+            f"            {'|'.join(option.names)}) COMPREPLY=({files if option.files else ''}); return;;\n"
             for option in syntax.options
             if option.takes_value and not option.choices
         )
@@ -94,7 +119,7 @@ def bash_script(verbs: Mapping[str, Syntax]) -> str:
         '    case "${COMP_WORDS[1]}" in\n' + "".join(cases) + "    esac\n"
         '    if [ "${word#-}" != "$word" ]; then\n'
         '        COMPREPLY=($(compgen -W "$options" -- "$word"))\n'
-        '    elif [ -n "$words" ]; then\n'
+        '    elif [ -n "$words" ] && [ "$COMP_CWORD" -eq 2 ]; then\n'
         '        COMPREPLY=($(compgen -W "$words" -- "$word"))\n'
         "    else\n"
         '        COMPREPLY=($(compgen -f -- "$word"))\n'
@@ -110,7 +135,9 @@ def zsh_script(verbs: Mapping[str, Syntax]) -> str:
     cases = []
     for name, syntax in verbs.items():
         specs = [_zsh_option(option, option_name) for option in syntax.options for option_name in option.names]
-        specs.append(_quoted([f"*:value:({' '.join(syntax.words)})" if syntax.words else "*:file:_files"]))
+        if syntax.words:
+            specs.append(_quoted([f"1:value:({' '.join(syntax.words)})"]))
+        specs.append(_quoted(["*:file:_files"]))
         cases.append(f"        {name}) _arguments \\\n            " + " \\\n            ".join(specs) + ";;\n")
     return (
         "#compdef dsr1build\n"
@@ -132,7 +159,8 @@ def zsh_script(verbs: Mapping[str, Syntax]) -> str:
 
 def _zsh_option(option: Option, name: str) -> str:
     help_text = option.help.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
-    value = f":value:({' '.join(option.choices)})" if option.choices else ":value:_files" if option.takes_value else ""
+    value = f":value:({' '.join(option.choices)})" if option.choices else ":file:_files" if option.files else ":value: "
+    value = value if option.takes_value else ""
     return _quoted([f"{name}[{help_text}]{value}"])
 
 
@@ -144,7 +172,8 @@ def fish_script(verbs: Mapping[str, Syntax]) -> str:
         condition = f"-n '__fish_seen_subcommand_from {name}'"
         for option in syntax.options:
             names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
-            value = f" -x -a {_fish(' '.join(option.choices))}" if option.choices else " -r" if option.takes_value else ""
+            value = f" -x -a {_fish(' '.join(option.choices))}" if option.choices else " -r" if option.files else " -x"
+            value = value if option.takes_value else ""
             lines.append(f"complete -c dsr1build {condition} {names}{value} -d {_fish(option.help)}")
         if syntax.words:
             lines.append(f"complete -c dsr1build {condition} -f -a {_fish(' '.join(syntax.words))}")

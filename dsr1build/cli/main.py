@@ -173,6 +173,8 @@ def _dispatch(arguments: list[str]) -> int:
     if first in ("-V", "--version"):
         print(f"dsr1build {__version__}")
         return 0
+    if first == "help":
+        return _dispatch([*rest[:1], "--help"])
     if first not in VERBS:
         raise _unknown(first)
     verb = load_verb(first)

@@ -147,7 +147,9 @@ def missing_file_hint(path: Path) -> str:
     except OSError:
         return f"There is no directory {shown_text(parent.name or str(parent))} that could be read either; check the path."
     close = get_close_matches(path.name, names, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]}?" if close else "Check the path; a relative path is relative to the file that names it."
+    if close:
+        return f"Did you mean {close[0]}?"
+    return "Check the path: one in a file is relative to that file, one on the command line to the current directory."
 
 
 def parse_document(data: bytes, shown: str) -> Document:

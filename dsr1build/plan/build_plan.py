@@ -232,7 +232,7 @@ def _link_actions(
         return c_sources(link.tables(name, compiled))
 
     runtime = Action(
-        f"runtime:{name}", "runtime", f"runtime for {name}", "dsr1build.toolchains.c_code:compile_c", (), runtime_fields, objects
+        f"runtime:{name}", "runtime", f"sources for {name}", "dsr1build.toolchains.c_code:compile_c", (), runtime_fields, objects
     )
     tables = Action(
         f"tables:{name}",

@@ -1,8 +1,9 @@
 /* generate.c: greedy generation from a bundle of dsr1build, without Python.
  *
- *     B=dist/r1-mini/x86-64-v3
- *     cc -O2 -I $B/include generate.c $B/model-*.so -Wl,-rpath,"$PWD/$B" -lpthread -o generate
- *     ./generate $B 16 1 2 3          # 16 new tokens after the tokens 1 2 3
+ *     B=$PWD/dist/r1-mini/x86-64-v3
+ *     cc -O2 -I "$B/include" examples/c/generate.c \
+ *         -L "$B" -l:"$(cd "$B" && echo model-*.so)" -Wl,-rpath,"$B" -lpthread -o generate
+ *     ./generate "$B" 16 1 2 3          # 16 new tokens after the tokens 1 2 3
  */
 #include "dsr1.h"
 

@@ -269,6 +269,34 @@ def test_completion_scripts_name_every_option(shell: str) -> None:
                 assert shown in result.stdout
 
 
+def completed(line: str, directory: Path) -> list[str]:
+    """What bash offers for the last word of ``line``."""
+    words = line.split(" ")
+    script = (
+        f"source <({sys.executable} -m dsr1build completion bash); COMP_WORDS=({' '.join(words[:-1])} '{words[-1]}'); "
+        f'COMP_CWORD={len(words) - 1}; _dsr1build; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=directory)
+    return run.stdout.split()
+
+
+def test_completion_offers_files_only_where_a_file_can_stand(tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    assert completed("dsr1build bu", tmp_path) == ["build"]
+    assert completed("dsr1build build a", tmp_path) == ["a-file"]
+    assert completed("dsr1build build --cache a", tmp_path) == ["a-file"]
+    assert completed("dsr1build build --context a", tmp_path) == []
+    assert completed("dsr1build cache e", tmp_path) == ["export"]
+    assert completed("dsr1build cache export a", tmp_path) == ["a-file"]
+    assert completed("dsr1build cache gc --max-b", tmp_path) == ["--max-bytes"]
+
+
+def test_help_is_also_a_word() -> None:
+    assert dsr1build("help").stdout == dsr1build("--help").stdout
+    assert dsr1build("help", "build").stdout == dsr1build("build", "--help").stdout
+    assert "unknown verb `bild`" in dsr1build("help", "bild").stderr
+
+
 def test_quotes_in_help_texts_cannot_break_a_script() -> None:
     from dsr1build.cli.completion import Option, Syntax
 

@@ -343,6 +343,10 @@ def test_missing_file(tmp_path: Path) -> None:
         == "BUILD.yml: error: the file does not exist\nhelp: Did you mean BUILD.yaml?"
     )
     assert (
+        unreadable(tmp_path / "x", "x") == "x: error: the file does not exist\n"
+        "help: Check the path: one in a file is relative to that file, one on the command line to the current directory."
+    )
+    assert (
         unreadable(tmp_path / "nowhere" / "BUILD.yaml", "nowhere/BUILD.yaml")
         == "nowhere/BUILD.yaml: error: the file does not exist\n"
         "help: There is no directory nowhere that could be read either; check the path."

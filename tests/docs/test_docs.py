@@ -142,7 +142,7 @@ def test_commands_have_the_options_that_are_shown() -> None:
 
 
 # Options of opt, llc, mlir-opt and a C compiler, and the form in which a target takes a CPU feature away.
-FOREIGN_OPTIONS = ("-I", "-O2", "-O3", "--pass-pipeline", "-name")
+FOREIGN_OPTIONS = ("-I", "-L", "-l", "-lpthread", "-rpath", "-O2", "-O3", "--pass-pipeline", "-name")
 
 
 def test_options_in_prose_exist() -> None:

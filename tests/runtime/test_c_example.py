@@ -19,7 +19,7 @@ def test_it_is_short() -> None:
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
 def test_it_generates_what_the_python_session_generates(toy_bundle: Path, tmp_path: Path) -> None:
     program = tmp_path / "generate"
-    library = next(toy_bundle.glob("model-*.so"))
+    library = next(toy_bundle.glob("model-*.so")).name
     warnings = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
         [
@@ -28,7 +28,9 @@ def test_it_generates_what_the_python_session_generates(toy_bundle: Path, tmp_pa
             "-I",
             toy_bundle / "include",
             SOURCE,
-            library,
+            "-L",
+            toy_bundle,
+            f"-l:{library}",
             f"-Wl,-rpath,{toy_bundle}",
             "-lpthread",
             "-o",
