@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dsr1build.cache.store import LocalStore
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
@@ -173,3 +175,29 @@ def test_a_damaged_object_is_compiled_again_in_the_same_build(first, again):
     made = summary(build("--json"))
     assert made["executed"] == 1 and made["failed"] == 0
     assert damaged.read_bytes() == good
+
+
+def test_generated_weights_that_somebody_changed_are_found_on_request(again):
+    workspace, build = again
+    build()
+    weights = workspace / "dist/r1-mini/x86-64-v3/weights/random.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    out = build("--json", "--verify-outputs")
+    messages = [event["message"] for event in map(json.loads, out.splitlines()) if event["event"] == "warning"]
+    assert messages == [f"{weights} was changed after the build that made it; it is made anew"]
+    assert weights.read_bytes() == before and summary(out)["executed"] == 0
+    assert "warning" not in build("--verify-outputs")
+
+
+def test_where_only_results_downstream_are_cached_nothing_is_compiled(first, tmp_path):
+    shutil.copytree(first[1], tmp_path / "cache")
+    with LocalStore(tmp_path / "cache" / "dsr1build", pytest.fail) as store:
+        entries = store.entries()
+        lowers = [key for key, entry in entries.items() if entry.kind == "lower"]
+        for key in lowers:
+            store.files.manifests.path(entries[key].manifest).unlink()
+    copy = copy_workspace(tmp_path / "workspace")
+    again = run_build(copy, tmp_path / "cache", "--json")
+    assert {kind for kind, _ in finished(again)} == {"lower"}
+    assert (summary(again)["executed"], summary(again)["compiled"]) == (len(lowers), 0)
