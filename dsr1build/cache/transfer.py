@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from dsr1build.cache.checks import Check
 from dsr1build.cache.policy import AttachedRemote
 from dsr1build.cache.record import Record, parse_record, render_record
 from dsr1build.cache.remote import ActionName, RemoteDenied, RemoteUnavailable
+from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.signing import SigningKey, Trust, refusal, sign_record
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, encode, sha256_hex
@@ -51,8 +51,8 @@ def copy_results(source: LocalStore, target: LocalStore) -> Moved:
     for key in sorted(source.entries()):
         if target.record(key, counted=False) is not None:
             continue
-        with tempfile.TemporaryDirectory(prefix="dsr1build-copy-") as name:
-            found = _unpacked(source, key, Path(name))
+        with scratch_directory("dsr1build-copy-") as directory:
+            found = _unpacked(source, key, directory)
             if found is None:
                 refused += 1
                 continue
@@ -77,11 +77,11 @@ def push_results(store: LocalStore, attached: AttachedRemote, signer: SigningKey
     remote = attached.remote
     with _remote_errors(attached):
         for portion in _portions(sorted(store.entries())):
-            with tempfile.TemporaryDirectory(prefix="dsr1build-push-") as name:
+            with scratch_directory("dsr1build-push-") as directory:
                 uploads: list[tuple[ActionName, bytes, Record]] = []
                 files: dict[BlobRef, Path] = {}
                 for key in portion:
-                    found = _unpacked(store, key, Path(name))
+                    found = _unpacked(store, key, directory)
                     if found is None or BlobRef(key) not in found[2]:
                         refused += 1
                         continue
@@ -122,11 +122,11 @@ def pull_results(
                     refused += 1
                     if refused == 1:
                         warn(f"the result {name.key} of {remote.name} is not taken: {error}")
-            with tempfile.TemporaryDirectory(prefix="dsr1build-pull-") as directory:
+            with scratch_directory("dsr1build-pull-") as directory:
                 blobs = dict(pair for record, _ in records.values() for pair in record.outputs.values())
                 blobs.update({BlobRef(name.key): name.size for name in records})
-                there = remote.fetch_blobs(blobs, Path(directory))
-                files = {ref: Path(directory) / ref.sha256 for ref in there}
+                there = remote.fetch_blobs(blobs, directory)
+                files = {ref: directory / ref.sha256 for ref in there}
                 for record, data in records.values():
                     try:
                         store.adopt(data, files)
@@ -160,8 +160,7 @@ def check_remote(attached: AttachedRemote, warn: Callable[[str], None]) -> list[
             checks.append(Check(remote.name, name, "unfit", str(error), time.monotonic() - started))
         return checks[-1].verdict == "ok"
 
-    with tempfile.TemporaryDirectory(prefix="dsr1build-doctor-") as name:
-        directory = Path(name)
+    with scratch_directory("dsr1build-doctor-") as directory:
         sources = {BlobRef(action.key): directory / "fields", record.outputs["out"][0]: directory / "out"}
         (directory / "fields").write_bytes(fields)
         (directory / "out").write_bytes(output)

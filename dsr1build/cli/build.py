@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -168,12 +167,13 @@ def open_store(
 
     With ``--no-cache`` results are kept in a temporary directory as long as the build runs, and no shared cache is asked.
     """
+    from dsr1build.cache.scratch import scratch_directory
     from dsr1build.cache.store import LocalStore
     from dsr1build.cli.caches import profile_limits
 
     if arguments.no_cache:
-        with tempfile.TemporaryDirectory(prefix="dsr1build-no-cache-") as directory:
-            alone = replace(config, cache_directory=Path(directory), profile=config.profile.model_copy(update={"remotes": ()}))
+        with scratch_directory("dsr1build-no-cache-") as directory:
+            alone = replace(config, cache_directory=directory, profile=config.profile.model_copy(update={"remotes": ()}))
             with LocalStore(alone.cache_directory, warn) as store:
                 yield alone, store
     else:
@@ -276,6 +276,7 @@ def assemble(
     there.
     """
     from dsr1build.cache.blobs import BlobLost
+    from dsr1build.cache.scratch import scratch_directory
     from dsr1build.link.bundle import assemble_bundle
     from dsr1build.link.manifest import TargetInfo
     from dsr1build.link.verify import changed_files
@@ -288,8 +289,8 @@ def assemble(
         target = TargetInfo(
             name=name, triple=spec.triple, cpu=spec.cpu, features=tuple(spec.features), cpuinfo_flags=program.features
         )
-        with tempfile.TemporaryDirectory(prefix="dsr1build-link-") as directory:
-            library = Path(directory) / LIBRARY
+        with scratch_directory("dsr1build-link-") as directory:
+            library = directory / LIBRARY
             try:
                 store.materialize(outcome.results[build.plan.links[name]].outputs[LIBRARY], library)
             except BlobLost as error:

@@ -1,13 +1,12 @@
 """Makes results of the cache again and compares them bit by bit: what a cache holds must be what a compile gives."""
 
 import random
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from dsr1build.cache.blobs import BlobLost
+from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, blob_refs, decode
 from dsr1build.execute.engine import Options, run_actions
@@ -66,7 +65,7 @@ def recompute_sample(
         kind = cast("ActionKind", record.kind)
         actions[key] = Action(key, kind, record.label, worker, (), _constant(fields), (), (worker.partition(":")[0],))
         expected[key] = {name: ref for name, (ref, _) in record.outputs.items()}
-    with tempfile.TemporaryDirectory(prefix="dsr1build-recompute-") as name, LocalStore(Path(name), lambda text: None) as again:
+    with scratch_directory("dsr1build-recompute-") as directory, LocalStore(directory, lambda text: None) as again:
         outcome = run_actions(actions, again, options, lambda event: None, contents)
         found = []
         for key in sorted(actions):

@@ -1,11 +1,11 @@
 """Runs actions twice from nothing and compares what they write, with each other and with what the build uses."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, blob_refs, decode
 from dsr1build.errors import BuildFailed
@@ -34,8 +34,7 @@ def find_differences(
             fields = cast("Fields", decode(encoded_fields[id]))
             contents.update({ref.sha256: read_blob(ref) for ref in blob_refs(fields) if ref.sha256 not in contents})
             alone[id] = replace(action, inputs=(), fields=_constant(fields))
-    with tempfile.TemporaryDirectory(prefix="dsr1build-reproducible-") as name:
-        root = Path(name)
+    with scratch_directory("dsr1build-reproducible-") as root:
         made: list[Results] = []
         for run in _RUNS:
             again = replace(options, save_temps=root / run / "temps", keep_going=False)
