@@ -55,6 +55,7 @@ def project(directory: Path, layers: int = 4, recipe: str = "deepseek_v3", seed:
 
 def expert_recipe(directory: Path) -> str:
     """The shipped recipe with one schedule option of the expert kernel changed."""
+    directory.mkdir()
     text = (ROOT / "recipes" / "deepseek_v3.yaml").read_text(encoding="utf-8")
     text += "\npipelines:\n  x86-64-v3:\n    expert: {schedules: {dot: {rows: 2}}}\n"
     (directory / "recipe.yaml").write_text(text, encoding="utf-8")
@@ -80,7 +81,7 @@ def main() -> int:
             ("other weights", project(work / "weights", seed=1), (), 0),
             ("other context", base, ("--context", "300"), 0),
             ("40 layers instead of 4", project(work / "layers", layers=40), (), 0),
-            ("one schedule option of the expert kernel", project(work / "base", recipe=expert_recipe(work / "base")), (), 3),
+            ("one schedule option of the expert kernel", project(work / "option", recipe=expert_recipe(work / "option")), (), 3),
         )
         for what, file, words, goal in changes:
             summary, seconds = build(file, cache, *words)
