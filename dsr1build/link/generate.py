@@ -7,15 +7,19 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from dsr1build.digest import encode, sha256_hex
 from dsr1build.errors import InvalidInput
 from dsr1build.graph.model import ITEM_BYTES, DType, RandomTensor, RopeTable, TensorType
 from dsr1build.link.binding import weight_shape
+
+if TYPE_CHECKING:
+    # A build that finds its generated weights in place never needs NumPy, which takes a tenth of a second to import.
+    import numpy as np
 
 # The names of element types in a safetensors header.
 SAFETENSORS_DTYPES: Mapping[DType, str] = {
@@ -43,7 +47,7 @@ def generated_identity(tensors: Generated, context: int) -> str:
             entries.append([name, str(type_), source.function, list(source.inverse_frequencies), source.scale, context])
         else:
             entries.append([name, str(type_), source.seed, source.mean, source.deviation])
-    return sha256_hex(encode({"version": GENERATOR_VERSION, "numpy": np.__version__, "tensors": entries}))
+    return sha256_hex(encode({"version": GENERATOR_VERSION, "numpy": version("numpy"), "tensors": entries}))
 
 
 def write_generated(path: Path, tensors: Generated, context: int) -> str:
@@ -82,8 +86,10 @@ def safetensors_header(types: Mapping[str, TensorType], context: int) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def rope_table(source: RopeTable, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def rope_table(source: RopeTable, context: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
     """f32 [context, len(inverse_frequencies)]: scale x cos or sin of position x inverse frequency, rounded once."""
+    import numpy as np
+
     angles = np.arange(context, dtype=np.float64)[:, None] * np.asarray(source.inverse_frequencies, dtype=np.float64)
     values = source.scale * (np.cos(angles) if source.function == "cos" else np.sin(angles))
     return values.astype(np.float32)
@@ -94,6 +100,8 @@ def random_pieces(name: str, type_: TensorType, source: RandomTensor, context: i
 
     The numbers come from Philox with the first 128 bits of SHA-256(seed, name) as its key: no tensor depends on another.
     """
+    import numpy as np
+
     key = int.from_bytes(hashlib.sha256(encode([source.seed, name])).digest()[:16], "little")
     generator = np.random.Generator(np.random.Philox(key=key))
     left = prod(weight_shape(type_, context))
@@ -121,7 +129,9 @@ def _producer(name: str, type_: TensorType, source: RopeTable | RandomTensor, co
     return lambda: random_pieces(name, type_, random, context)
 
 
-def _rounded(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], dtype: DType) -> bytes:
+def _rounded(values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", dtype: DType) -> bytes:
+    import numpy as np
+
     if dtype == "f32":
         return values.tobytes()
     if dtype == "f16":
