@@ -240,7 +240,7 @@ class _HttpRemote:
             return once()
         except ProtocolError as error:
             # A kept connection may have been closed by the server just when it was used again. All requests can be repeated.
-            if _timed_out(error):
+            if _timed_out(error) or self._pool.broken_off:
                 raise
             return once()
 
@@ -350,8 +350,12 @@ class _DeadlineResponse(http.client.HTTPResponse):
 
 class _Connection(urllib3.connection.HTTPConnection):
     response_class = _DeadlineResponse
+    broken_off = False
 
     def send(self, data: Any) -> None:
+        # The pool may be broken off while this connection is made, when there is no socket yet to shut down.
+        if self.broken_off:
+            raise ConnectionAbortedError("the remote was closed")
         if self.sock is not None:
             self.sock.settimeout(_time_left())
         super().send(data)
@@ -359,8 +363,12 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 class _TlsConnection(urllib3.connection.HTTPSConnection):
     response_class = _DeadlineResponse
+    broken_off = False
 
     def send(self, data: Any) -> None:
+        # The pool may be broken off while this connection is made, when there is no socket yet to shut down.
+        if self.broken_off:
+            raise ConnectionAbortedError("the remote was closed")
         if self.sock is not None:
             self.sock.settimeout(_time_left())
         super().send(data)
@@ -371,15 +379,19 @@ class _Breakable:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.broken_off = False
         super().__init__(*args, **kwargs)
 
     def _new_conn(self) -> Any:
         connection = super()._new_conn()  # type: ignore[misc]
         self._connections.add(connection)
+        connection.broken_off = self.broken_off
         return connection
 
     def break_off(self) -> None:
+        self.broken_off = True
         for connection in list(self._connections):
+            connection.broken_off = True
             if (sock := connection.sock) is not None:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
