@@ -19,7 +19,8 @@ from dsr1build.cache.store import LocalStore
 from dsr1build.digest import Fields, blob_refs, encode, sha256_hex
 from dsr1build.errors import EnvironmentUnfit
 from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started, Warned
-from dsr1build.execute.server import Ended, ForkServer, Limits
+from dsr1build.execute.executor import Ended, Executor, Limits, Request
+from dsr1build.execute.server import ForkServer
 from dsr1build.plan.action import Action, ActionResult
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def run_actions(
     exception, KeyboardInterrupt among them, no process of the build is left.
     """
     options = replace(options, jobs=_affordable_jobs(options.jobs, emit))
-    with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.limits, options.import_path)) as server:
+    with _scratch_directory() as scratch, contextlib.closing(ForkServer(scratch, options.import_path)) as server:
         return _Run(actions, store, options, emit, {} if contents is None else contents, scratch, server, shared).run()
 
 
@@ -100,7 +101,7 @@ class _Run:
         emit: Emit,
         contents: Mapping[str, bytes],
         scratch: Path,
-        server: ForkServer,
+        server: Executor,
         shared: "SharedCache | None",
     ) -> None:
         self.actions = actions
@@ -239,7 +240,21 @@ class _Run:
                 hint="free some space there, or set TMPDIR to a directory on another disk",
             ) from error
         self.emit(Started(id, job.action.kind, job.action.label))
-        self.server.run(id, job.action.worker, job.action.preload, job.directory, self._keeps_temps(job.action))
+        action = job.action
+        self.server.start(
+            Request(
+                id,
+                job.key,
+                action.kind,
+                action.label,
+                action.worker,
+                job.directory,
+                action.preload,
+                action.outputs,
+                self.options.limits,
+                self._keeps_temps(action),
+            )
+        )
 
     def _prepare(self, job: _Job) -> None:
         """Lay out the action's directory. Raises BlobLost and OSError."""
@@ -348,8 +363,8 @@ def _failure(ended: Ended, limits: Limits) -> str:
     if ended.signal is not None:
         known = ended.signal in signal.valid_signals() and ended.signal < signal.SIGRTMIN
         return f"killed by {signal.Signals(ended.signal).name if known else f'signal {ended.signal}'}"
-    if ended.exit is None:
-        return "its fork server was lost"
+    if ended.lost:
+        return ended.lost
     if ended.exit != 0:
         memory = limits.memory / (1 << 30)
         out_of_memory = "MemoryError" in ended.tail[-_TAIL_CHARACTERS:]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsr1build.execute import worker as worker_program
+from dsr1build.execute.executor import Ended, Request
 
 # All that an action sees of the environment, with HOME and TMPDIR, which name its own empty directory.
 ENVIRONMENT: Mapping[str, str] = {
@@ -27,29 +28,6 @@ ENVIRONMENT: Mapping[str, str] = {
 _PACKAGE_ROOT = Path(worker_program.__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one action may use. ``memory`` is address space beyond what the fork server maps (bytes), ``seconds`` is time
-    on the clock and on the CPU, ``file_size`` is bytes of one file."""
-
-    memory: int = 4 << 30
-    seconds: float = 1800.0
-    file_size: int = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an action ended: ``exit`` or ``signal`` is set, neither where the fork server itself was lost. ``peak`` is bytes."""
-
-    id: str
-    exit: int | None
-    signal: int | None
-    seconds: float
-    peak: int
-    tail: str
-    timed_out: bool = False
-
-
 @dataclass(slots=True)
 class _Running:
     deadline: float
@@ -58,11 +36,13 @@ class _Running:
 
 
 class ForkServer:
-    """One fork server, started at the first action and again after it was lost. Close it to end all that runs."""
+    """The local executor: one fork server, started at the first action and again after it was lost."""
 
-    def __init__(self, scratch: Path, limits: Limits, import_path: Iterable[Path] = ()) -> None:
+    name = "local"
+    slots = 0
+
+    def __init__(self, scratch: Path, import_path: Iterable[Path] = ()) -> None:
         self._scratch = scratch
-        self._limits = limits
         self._import_path = [str(_PACKAGE_ROOT), *map(str, import_path)]
         self._process: subprocess.Popen[bytes] | None = None
         self._running: dict[str, _Running] = {}
@@ -72,19 +52,25 @@ class ForkServer:
     def running(self) -> int:
         return len(self._running)
 
-    def run(self, id: str, worker: str, preload: Iterable[str], directory: Path, temps: bool = False) -> None:
-        """Start an action in ``directory`` (see ``dsr1build.execute.worker``); ``wait`` tells its end.
-
-        With ``temps`` the worker keeps its intermediate files in ``directory/temps``."""
+    def start(self, request: Request) -> None:
+        """Start an action in its directory (see ``dsr1build.execute.worker``); ``wait`` tells its end."""
         now = time.monotonic()
-        self._running[id] = _Running(now + self._limits.seconds, now)
+        self._running[request.id] = _Running(now + request.limits.seconds, now)
         limits = {
-            "memory": self._limits.memory,
-            "cpu_seconds": max(1, int(self._limits.seconds)),
-            "file_size": self._limits.file_size,
+            "memory": request.limits.memory,
+            "cpu_seconds": max(1, int(request.limits.seconds)),
+            "file_size": request.limits.file_size,
         }
-        request = {"run": id, "worker": worker, "preload": list(preload), "directory": str(directory), "limits": limits}
-        self._send({**request, "temps": temps})
+        self._send(
+            {
+                "run": request.id,
+                "worker": request.worker,
+                "preload": list(request.preload),
+                "directory": str(request.directory),
+                "limits": limits,
+                "temps": request.temps,
+            }
+        )
 
     def wait(self, timeout: float | None = None, wake: int | None = None) -> list[Ended]:
         """The actions that ended since; waits for the first, at most ``timeout`` seconds, and not beyond the moment when the
@@ -175,4 +161,5 @@ class ForkServer:
         lost = dict(self._running)
         self.close()
         log = (self._scratch / "fork-server.log").read_bytes()[-worker_program.TAIL_BYTES :].decode("utf-8", "replace")
-        return [Ended(id, None, None, now - running.started, 0, log, running.timed_out) for id, running in lost.items()]
+        reason = "its fork server was lost"
+        return [Ended(id, None, None, now - run.started, 0, log, run.timed_out, reason) for id, run in lost.items()]

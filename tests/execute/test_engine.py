@@ -13,7 +13,7 @@ from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, sha256_hex
 from dsr1build.execute.engine import Options, run_actions, usable_cpus
 from dsr1build.execute.events import EVENT_SCHEMA, Failed, Finished, Hit, Started, to_json
-from dsr1build.execute.server import Limits
+from dsr1build.execute.executor import Limits
 from dsr1build.plan.action import Action
 
 HERE = Path(__file__).parent
