@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsr1build.errors import BuildFailed, InvalidInput, VerificationFailed
+from dsr1build.cli.executing import add_execution_arguments, execution_options
+from dsr1build.errors import BuildFailed, VerificationFailed
 
 if TYPE_CHECKING:
     from dsr1build.cache.store import LocalStore
@@ -36,8 +37,7 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="BUILD.yaml", help="what to build")
-    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="run N actions at once (default: the CPUs that may be used)")
-    parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure go on with what does not depend on it")
+    add_execution_arguments(parser)
     parser.add_argument("--target", action="append", metavar="NAME", help="build for this target instead; may be repeated")
     parser.add_argument("--context", type=int, metavar="N", help="longest context, in tokens")
     parser.add_argument("--output", metavar="DIR", help="bundles go to DIR/<name>/<target>/")
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-link", action="store_true", help="compile the kernels and stop")
     parser.add_argument("--dry-run", action="store_true", help="tell what would run, and run nothing")
-    parser.add_argument("--save-temps", type=Path, metavar="DIR", help="keep the IR after each pass group; compiles again")
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--json", action="store_true", help="print events, one JSON object a line; the last is the summary")
     view.add_argument("--quiet", action="store_true", help="print warnings and failures only")
@@ -75,18 +74,17 @@ def percentage(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise InvalidInput(f"-j {arguments.jobs} runs nothing", where="dsr1build build", hint="Write a number from 1.")
     from dsr1build.cli.explaining import earlier_entries, explained_record, follow
     from dsr1build.cli.planning import plan_build
     from dsr1build.cli.sharing import open_shared
     from dsr1build.config.load import load_build
     from dsr1build.execute.ci import hit_rate
-    from dsr1build.execute.engine import Options, run_actions, usable_cpus
+    from dsr1build.execute.engine import run_actions
     from dsr1build.execute.events import Summary, Warned
     from dsr1build.execute.progress import show_events
     from dsr1build.plan.record import RECORD_PATH, Done, last_record, watch_fields, write_record
 
+    options = execution_options(arguments, Path(arguments.file))
     config = load_build(
         arguments.file,
         context=arguments.context,
@@ -121,9 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
             alarm = lambda text: emit(Warned(text, security=True))  # noqa: E731
             for text in early:
                 report(text)
-            options = Options(
-                jobs=arguments.jobs or usable_cpus(), keep_going=arguments.keep_going, save_temps=arguments.save_temps
-            )
             outcome = run_actions(watch_fields(actions, seen), store, options, emit, build.plan.contents, shared)
             earlier = None if arguments.no_cache else earlier_entries(store, seen)
             record = explained_record(config.build.name, actions, seen, done, last_record(config.file), earlier)

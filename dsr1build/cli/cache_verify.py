@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from dsr1build.cache.checks import verify_store
-    from dsr1build.execute.engine import Options, usable_cpus
+    from dsr1build.execute.engine import Options
     from dsr1build.execute.recompute import recompute_sample
 
     for option, value in (("--recompute", arguments.recompute), ("-j", 0 if arguments.jobs is None else arguments.jobs - 1)):
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         indexed = store.rebuild_index() if arguments.repair and results else None
         made = []
         if arguments.recompute:
-            made = recompute_sample(store, arguments.recompute, arguments.seed, Options(jobs=arguments.jobs or usable_cpus()))
+            made = recompute_sample(store, arguments.recompute, arguments.seed, Options(jobs=arguments.jobs or 0))
     different = [one for one in made if one.differs]
     if arguments.junit is not None:
         write_junit(arguments.junit, results, faults, made)

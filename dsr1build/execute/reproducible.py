@@ -9,7 +9,8 @@ from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, blob_refs, decode
 from dsr1build.errors import BuildFailed
-from dsr1build.execute.engine import Options, run_actions, temps_name
+from dsr1build.execute.action_directory import folder_name
+from dsr1build.execute.engine import Options, run_actions
 from dsr1build.plan.action import Action, ActionResult, Results
 
 _RUNS = ("one", "two")
@@ -65,7 +66,7 @@ def _compare(action: Action, used: ActionResult, first: ActionResult, second: Ac
 
 def _temps(directory: Path, action: Action) -> dict[str, bytes]:
     """What a compile kept of its steps, by file name in order; the names begin with the number of the step."""
-    folder = directory / temps_name(action)
+    folder = directory / folder_name(action.label)
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
 
 

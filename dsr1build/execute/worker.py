@@ -10,7 +10,8 @@ is asserted before each fork. It talks JSON, one object a line, on its standard 
 
 ``directory`` holds ``fields`` (their canonical encoding), ``inputs/``, ``outputs/`` and ``work/``, the current directory and
 temporary directory of the action; with ``temps`` the worker gets ``temps/`` there for its intermediate files. An action is
-its own process group with limits of its own; what is left of the group when its leader ends is killed. Its standard output
+its own process group with limits of its own; what is left of the group when its leader ends is killed, and so is a process
+that has left its group and lost its parent: it comes to the server, which is the subreaper of all. Its standard output
 and error are read by the server, which keeps the last lines. At the end of its input the server kills what runs and ends,
 so nothing outlives the builder.
 """
@@ -33,6 +34,7 @@ from typing import Any, NoReturn
 
 TAIL_BYTES = 16384
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ def main(import_path: list[str]) -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     children: dict[str, _Child] = {}
     pending = b""
     with selectors.DefaultSelector() as selector:
@@ -64,6 +67,7 @@ def main(import_path: list[str]) -> int:
         selector.register(wake_read, selectors.EVENT_READ)
         try:
             while True:
+                some_ended = False
                 for ready, _ in selector.select():
                     if ready.fd == 0:
                         data = os.read(0, 65536)
@@ -81,6 +85,7 @@ def main(import_path: list[str]) -> int:
                                 selector.register(child.log, selectors.EVENT_READ, child)
                     elif ready.fd == wake_read:
                         os.read(wake_read, 4096)
+                        some_ended = True
                     elif not _drain(ready.data):
                         selector.unregister(ready.fd)
                 for child in [c for c in children.values() if _has_ended(c.pid)]:
@@ -88,9 +93,12 @@ def main(import_path: list[str]) -> int:
                         selector.unregister(child.log)
                     del children[child.id]
                     _write(answers, _reap(child))
+                if some_ended:
+                    _end_strays(children)
         finally:
             for child in children.values():
                 os.killpg(child.pid, signal.SIGKILL)
+            _end_strays({})
 
 
 def _write(descriptor: int, message: dict[str, Any]) -> None:
@@ -133,6 +141,33 @@ def _reap(child: _Child) -> dict[str, Any]:
         "peak": usage.ru_maxrss * 1024,
         "tail": child.tail.decode("utf-8", "replace"),
     }
+
+
+def _end_strays(children: dict[str, _Child]) -> None:
+    """Kill the processes that came here because their parent ended, but for those in the group of an action that runs."""
+    leaders = {child.pid for child in children.values()}
+    while strays := [pid for pid in _own_children() if pid not in leaders]:
+        found = False
+        for pid in strays:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if os.getpgid(pid) in leaders:
+                    # It ends with its group; until then it may only have ended by itself.
+                    found |= os.waitpid(pid, os.WNOHANG)[0] == pid
+                else:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    found = True
+        # The children of a stray come here when it has ended.
+        if not found:
+            return
+
+
+def _own_children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split()]
+    except OSError:
+        # A kernel without CONFIG_PROC_CHILDREN does not tell; the groups are killed all the same.
+        return []
 
 
 def _start(request: dict[str, Any]) -> _Child:

@@ -1,18 +1,17 @@
 """How many actions run at once by default: what the affinity mask and the quotas of control groups leave."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from dsr1build.execute import engine
-from dsr1build.execute.engine import Options, usable_cpus
+from dsr1build.execute import resources
+from dsr1build.execute.resources import usable_cpus
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``machine({file: text}, membership)``: the CPUs of a process on 64 CPUs with these files of control groups."""
-    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: set(range(64)))
 
     def cpus(files: dict[str, str], membership: str) -> int:
         for name, text in files.items():
@@ -48,14 +47,5 @@ def test_quotas_of_all_groups_above_count(machine, files: dict[str, str], member
 
 
 def test_the_smaller_of_mask_and_quota_counts(machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda pid: {3, 5})
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: {3, 5})
     assert machine({"cpu.max": "400000 100000\n"}, "0::/\n") == 2
-
-
-def test_a_build_without_a_number_of_jobs_uses_them() -> None:
-    mask = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(mask)})
-        assert Options().jobs == 1
-    finally:
-        os.sched_setaffinity(0, mask)

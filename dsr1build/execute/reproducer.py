@@ -1,0 +1,104 @@
+"""What is kept of a failed action: all that is needed to run it again without a build, and what came of one more run.
+
+``<failures>/<first 16 digits of the key>-<label>/`` holds ``fields``, ``inputs/`` and ``request.json`` for
+``python -m dsr1build.execute.once DIRECTORY``, for a compile ``temps/`` with the IR after each pass group, and, written
+last, ``failure.json``::
+
+    {"key", "kind", "label", "reason", "output", "pass_group", "again": what came of the second run, "same": true or false}
+
+Only a failure that came twice in the same way is remembered, under the whole key, which names the tools as well.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsr1build.execute.action_directory import folder_name
+from dsr1build.execute.failure import Failure
+
+if TYPE_CHECKING:
+    from dsr1build.execute.runner import Job
+
+FAILURE = "failure.json"
+# How many failed actions are kept, and the bytes of the inputs of one.
+_KEPT = 20
+_MOST_INPUT_BYTES = 256 << 20
+_MOST_RECORD_BYTES = 1 << 20
+
+
+def keep(failures: Path, job: "Job", failure: Failure) -> Path:
+    """Copy what the action was given out of its directory. Raises OSError."""
+    place = failures / f"{job.key[:16]}-{folder_name(job.action.label)}"
+    shutil.rmtree(place, ignore_errors=True)
+    if sum(path.stat().st_size for path in (job.directory / "inputs").iterdir()) > _MOST_INPUT_BYTES:
+        raise OSError(f"the inputs of {job.action.label} are too large to be kept")
+    place.mkdir(parents=True)
+    shutil.copyfile(job.directory / "fields", place / "fields")
+    shutil.copytree(job.directory / "inputs", place / "inputs")
+    request = {
+        "worker": job.action.worker,
+        "preload": list(job.action.preload),
+        "outputs": list(job.action.outputs),
+    }
+    (place / "request.json").write_text(json.dumps(request, indent=1) + "\n", "utf-8")
+    _write(place, job, failure, "not run again", same=False)
+    _drop_oldest(failures)
+    return place
+
+
+def complete(place: Path, job: "Job", first: Failure, second: Failure | None) -> str:
+    """Note what came of the second run, and say it in one line. Raises OSError."""
+    temps = job.directory / "temps"
+    if temps.is_dir():
+        shutil.copytree(temps, place / "temps", dirs_exist_ok=True)
+    same = second is not None and (second.kind, second.reason) == (first.kind, first.reason)
+    again = "it did not fail when it was run again" if second is None else f"when it was run again: {second.reason}"
+    if same:
+        again = "it failed in the same way when it was run again"
+    _write(place, job, first, again, same)
+    return again
+
+
+def recall(failures: Path, key: str) -> tuple[Failure, str] | None:
+    """The failure of the action of this key, where it came twice in the same way and its cause may be the action itself."""
+    try:
+        places = [place for place in failures.iterdir() if place.name.startswith(f"{key[:16]}-")]
+    except OSError:
+        return None
+    for place in places:
+        try:
+            with (place / FAILURE).open("rb") as file:
+                found = json.loads(file.read(_MOST_RECORD_BYTES))
+            if found["key"] != key or found["same"] is not True:
+                continue
+            failure = Failure(found["kind"], str(found["reason"]), str(found["output"]), str(found["pass_group"]))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if failure.may_be_deterministic:
+            return failure, str(place)
+    return None
+
+
+def _write(place: Path, job: "Job", failure: Failure, again: str, same: bool) -> None:
+    record = {
+        "key": job.key,
+        "kind": failure.kind,
+        "label": job.action.label,
+        "reason": failure.reason,
+        "output": failure.output,
+        "pass_group": failure.pass_group,
+        "again": again,
+        "same": same,
+    }
+    half = place / f"{FAILURE}.new"
+    half.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    half.replace(place / FAILURE)
+
+
+def _drop_oldest(failures: Path) -> None:
+    with os.scandir(failures) as found:
+        places = sorted((entry for entry in found if entry.is_dir(follow_symlinks=False)), key=lambda e: e.stat().st_mtime_ns)
+    for place in places[:-_KEPT]:
+        shutil.rmtree(place.path, ignore_errors=True)
