@@ -212,7 +212,8 @@ class _Run:
         if self.options.failures is not None and not self.options.retry_failed:
             remembered = reproducer.recall(self.options.failures, job.key)
             if remembered is not None:
-                self._fail(job, *remembered)
+                failure, job.reproducer, job.again = remembered
+                self._fail(job, failure)
                 return
         self.runner.add(job)
 
@@ -284,7 +285,7 @@ class _Run:
         if verdict is None:
             self._keep(job, ended, files)
         else:
-            self._fail(job, verdict, job.reproducer)
+            self._fail(job, verdict)
         shutil.rmtree(job.directory, ignore_errors=True)
 
     def _keep(self, job: Job, ended: Ended, files: Mapping[str, Path]) -> None:
@@ -320,12 +321,12 @@ class _Run:
     def _keeps_temps(self, action: Action) -> bool:
         return self.options.save_temps is not None and action.kind == "compile"
 
-    def _fail(self, job: Job, failure: Failure, kept: str) -> None:
+    def _fail(self, job: Job, failure: Failure) -> None:
         """The action, and those of the same key that wait for it, have failed."""
         del self.jobs[job.action.id]
         for action in (job.action, *(self.actions[waiter] for waiter in self.waiting_for_key.pop(job.key))):
-            self._emit_failure(action, failure, kept)
+            self._emit_failure(action, failure, job.reproducer, job.again)
 
-    def _emit_failure(self, action: Action, failure: Failure, kept: str = "") -> None:
+    def _emit_failure(self, action: Action, failure: Failure, kept: str = "", again: str = "") -> None:
         self.failed.append(action.id)
-        self.emit(Failed(action.id, action.kind, action.label, failure.reason, failure.output))
+        self.emit(Failed(action.id, action.kind, action.label, failure.reason, failure.output, failure.pass_group, kept, again))

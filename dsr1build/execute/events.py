@@ -42,7 +42,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An action failed. ``reason`` says how it ended, ``output`` holds the last lines that it wrote."""
+    """An action failed. ``reason`` says how it ended, ``output`` holds the last lines that it wrote, ``pass_group`` names the
+    group in which it ended ("" where that is not known). ``reproducer`` is the directory that holds what is needed to run it
+    again ("" where nothing was kept), ``again`` what came of running it once more."""
 
     event: ClassVar[str] = "failed"
     action: str
@@ -50,6 +52,9 @@ class Failed:
     label: str
     reason: str
     output: str
+    pass_group: str = ""
+    reproducer: str = ""
+    again: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ EVENT_SCHEMA: Mapping[str, Any] = {
         _object("started", _ACTION),
         _object("hit", {**_ACTION, "key": _KEY, "source": {"type": "string", "pattern": "^(local$|remote:)"}}),
         _object("finished", {**_ACTION, "key": _KEY, "seconds": _SECONDS, "peak": _COUNT}),
-        _object("failed", {**_ACTION, "reason": _TEXT, "output": _TEXT}),
+        _object(
+            "failed", {**_ACTION, "reason": _TEXT, "output": _TEXT, "pass_group": _TEXT, "reproducer": _TEXT, "again": _TEXT}
+        ),
         _object("warning", {"message": _TEXT, "security": {"type": "boolean"}}),
         _object(
             "summary",

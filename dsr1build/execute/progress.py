@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -51,8 +52,15 @@ def render(event: Event, done: int, total: int) -> str:
         case Finished():
             return f"[{done}/{total}] {event.kind} {event.label}  {event.seconds:.2f} s"
         case Failed():
-            head = f"[{done}/{total}] {event.kind} {event.label} failed: {event.reason}"
-            return "\n".join([head, *(f"    {line}" for line in event.output.splitlines())])
+            where = f" in pass group {event.pass_group}" if event.pass_group else ""
+            lines = [f"[{done}/{total}] {event.kind} {event.label} failed{where}: {event.reason}"]
+            lines += [f"    {line}" for line in event.output.splitlines()]
+            if event.reproducer:
+                lines += [
+                    f"    {event.again}",
+                    f"    run it alone: python -m dsr1build.execute.once {shlex.quote(event.reproducer)}",
+                ]
+            return "\n".join(lines)
         case Warned():
             return f"{'security warning' if event.security else 'warning'}: {event.message}"
         case Summary():

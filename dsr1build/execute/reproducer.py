@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dsr1build.execute.runner import Job
 
 FAILURE = "failure.json"
+NOT_AGAIN = "it was not run again"
+_REMEMBERED = "it has failed twice in this way in an earlier build and was not run; --retry-failed runs it"
 # How many failed actions are kept, and the bytes of the inputs of one.
 _KEPT = 20
 _MOST_INPUT_BYTES = 256 << 20
@@ -43,7 +45,7 @@ def keep(failures: Path, job: "Job", failure: Failure) -> Path:
         "outputs": list(job.action.outputs),
     }
     (place / "request.json").write_text(json.dumps(request, indent=1) + "\n", "utf-8")
-    _write(place, job, failure, "not run again", same=False)
+    _write(place, job, failure, NOT_AGAIN, same=False)
     _drop_oldest(failures)
     return place
 
@@ -53,16 +55,21 @@ def complete(place: Path, job: "Job", first: Failure, second: Failure | None) ->
     temps = job.directory / "temps"
     if temps.is_dir():
         shutil.copytree(temps, place / "temps", dirs_exist_ok=True)
-    same = second is not None and (second.kind, second.reason) == (first.kind, first.reason)
-    again = "it did not fail when it was run again" if second is None else f"when it was run again: {second.reason}"
-    if same:
+    # How much memory was used is not the same every time.
+    same = second is not None and second.kind == first.kind and (second.reason == first.reason or first.kind == "memory")
+    if second is None:
+        again = "it did not fail when it was run again"
+    elif same:
         again = "it failed in the same way when it was run again"
+    else:
+        again = f"it failed in another way when it was run again: {second.reason}"
     _write(place, job, first, again, same)
     return again
 
 
-def recall(failures: Path, key: str) -> tuple[Failure, str] | None:
-    """The failure of the action of this key, where it came twice in the same way and its cause may be the action itself."""
+def recall(failures: Path, key: str) -> tuple[Failure, str, str] | None:
+    """The failure of the action of this key, where it came twice in the same way and its cause may be the action itself; with
+    where it is kept, and a line that says so."""
     try:
         places = [place for place in failures.iterdir() if place.name.startswith(f"{key[:16]}-")]
     except OSError:
@@ -77,7 +84,7 @@ def recall(failures: Path, key: str) -> tuple[Failure, str] | None:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
         if failure.may_be_deterministic:
-            return failure, str(place)
+            return failure, str(place), _REMEMBERED
     return None
 
 

@@ -44,7 +44,8 @@ class Job:
     """One action that no cache has: how often it has begun, and what has come of that.
 
     ``alone``: it runs with nothing beside it. ``here``: it runs on this machine whatever the executor is. ``failure`` is how
-    it failed, while one more run shows whether that happens again; ``reproducer`` is where that is kept.
+    it failed, while one more run shows whether that happens again; ``reproducer`` is where that is kept, ``again`` what that run
+    showed.
     """
 
     action: Action
@@ -58,6 +59,7 @@ class Job:
     lost: int = 0
     failure: Failure | None = None
     reproducer: str = ""
+    again: str = ""
     kills_before: int = 0
 
 
@@ -269,7 +271,10 @@ class Runner:
             return failure
         with contextlib.suppress(OSError):
             job.reproducer = str(reproducer.keep(self._options.failures, job, failure))
-        if not job.reproducer or (failure.kind == "time" and self._options.limits.seconds > _CHECKED_SECONDS):
+        if not job.reproducer:
+            return failure
+        if failure.kind == "time" and self._options.limits.seconds > _CHECKED_SECONDS:
+            job.again = reproducer.NOT_AGAIN
             return failure
         job.failure = failure
         self._checks.append(job)
@@ -280,5 +285,5 @@ class Runner:
         first = job.failure
         assert first is not None
         with contextlib.suppress(OSError):
-            reproducer.complete(Path(job.reproducer), job, first, second)
+            job.again = reproducer.complete(Path(job.reproducer), job, first, second)
         return first

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from dsr1build.digest import BlobRef
+from dsr1build.toolchains import pass_groups
 
 
 def upper(fields, inputs, outputs, temps=None):
@@ -94,3 +95,70 @@ def surroundings(fields, inputs, outputs):
 def kill_server(fields, inputs, outputs):
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
+
+
+def fail_once(fields, inputs, outputs):
+    """Crashes the first time, and then never again."""
+    mark = Path(fields["mark"])
+    if not mark.exists():
+        mark.write_text("")
+        os.abort()
+    (outputs / "text").write_bytes(b"good")
+
+
+def die_in_group(fields, inputs, outputs, temps=None):
+    pass_groups.begin_groups()
+    pass_groups.enter_group("parse", 10)
+    if temps:
+        (temps / "00-parse.mlir").write_text("module {}")
+    pass_groups.enter_group("bufferize", 20)
+    os.abort()
+
+
+def hungry(fields, inputs, outputs):
+    """Needs 300 MiB and says how often it was started."""
+    with Path(fields["log"]).open("a") as log:
+        log.write("x")
+    keep = bytearray(300 << 20)
+    (outputs / "text").write_bytes(b"fed" + keep[:0])
+
+
+def daemonize(fields, inputs, outputs):
+    """Leaves a process behind that has left the group and lost its parent."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(fields["pid_file"]).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(child, 0)
+    while not Path(fields["pid_file"]).exists():
+        time.sleep(0.01)
+    (outputs / "text").write_bytes(b"done")
+
+
+def spread(fields, inputs, outputs):
+    """Forks again and again and ends before its children do."""
+    for _ in range(30):
+        if os.fork() == 0:
+            with Path(fields["pid_file"]).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(600)
+    time.sleep(0.3)
+    sys.exit(1)
+
+
+def fill_disk(fields, inputs, outputs):
+    for number in range(1 << 20):
+        (outputs / f"part{number}").write_bytes(os.urandom(1 << 16))
+
+
+def take_signal(fields, inputs, outputs):
+    os.kill(os.getpid(), fields["signal"])
+    time.sleep(60)
+
+
+def no_exit(fields, inputs, outputs):
+    """Ends well without an output."""
+    os._exit(0)
