@@ -72,6 +72,11 @@ class ForkServer:
             }
         )
 
+    def kill(self, id: str) -> None:
+        """End an action; ``wait`` tells its end. Nothing happens where it has ended already."""
+        if id in self._running:
+            self._send({"kill": id})
+
     def wait(self, timeout: float | None = None, wake: int | None = None) -> list[Ended]:
         """The actions that ended since; waits for the first, at most ``timeout`` seconds, and not beyond the moment when the
         file descriptor ``wake`` can be read. Kills those out of time."""
