@@ -125,12 +125,11 @@ class BlobTree:
 
     def stage(self, chunks: Iterator[bytes]) -> Staged:
         """Write ``chunks`` to a temporary file and sync it. Raises OSError, and leaves no file then."""
-        self.temporary.mkdir(parents=True, exist_ok=True)
         scratch = self.temporary / f"{self.owner}{secrets.token_hex(16)}"
         digest = hashlib.sha256()
         size = 0
         try:
-            with scratch.open("xb") as out:
+            with with_directory(scratch, lambda: scratch.open("xb")) as out:
                 for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
@@ -146,9 +145,8 @@ class BlobTree:
         """Give a staged file its name. Raises OSError, and leaves no temporary file then."""
         target = self.path(staged.ref)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             # An older file of this name is replaced even if it looks right: that also heals a damaged one.
-            patiently(lambda: staged.path.replace(target))
+            with_directory(target, lambda: patiently(lambda: staged.path.replace(target)))
         except BaseException:
             discard(staged.path)
             raise
@@ -172,6 +170,16 @@ class BlobTree:
         for outer in _names(self.root, 2):
             for name in _names(self.root / outer, 64):
                 yield BlobRef(name)
+
+
+def with_directory(path: Path, attempt: Callable[[], _T]) -> _T:
+    """The result of ``attempt``, which makes ``path``; the directory is made where it is missing, which is seldom: asking for
+    it first would cost every file a call. Raises OSError."""
+    try:
+        return attempt()
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return attempt()
 
 
 def patiently(attempt: Callable[[], _T]) -> _T:

@@ -37,9 +37,10 @@ def work_directory() -> Iterator[Path]:
 def prepare(directory: Path, fields: Fields, store: LocalStore, contents: Mapping[str, bytes]) -> None:
     """Make ``directory`` anew with ``fields``, ``inputs/`` (from ``contents`` by digest, else from the store) and the empty
     ``outputs/`` and ``work/``. Raises BlobLost and OSError."""
-    shutil.rmtree(directory, ignore_errors=True)
-    for name in ("inputs", "outputs", "work"):
-        (directory / name).mkdir(parents=True)
+    if directory.exists():
+        shutil.rmtree(directory, ignore_errors=True)
+    for made in (directory, directory / "inputs", directory / "outputs", directory / "work"):
+        made.mkdir(exist_ok=True)
     (directory / "fields").write_bytes(encode(fields))
     for ref in blob_refs(fields):
         target = directory / "inputs" / ref.sha256

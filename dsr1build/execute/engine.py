@@ -153,8 +153,14 @@ class _Run:
                     self._take_answers(wait=True)
                 continue
             patience, wake = (None, None) if self.shared is None else (self.shared.patience(), self.shared.wake)
-            for ended in self.runner.wait(patience, wake):
-                self._end(ended)
+            done = [found for ended in self.runner.wait(patience, wake) if (found := self._end(ended)) is not None]
+            # What comes next runs while the results of what has ended are written to the disk.
+            try:
+                self._start_what_may(bool(done))
+            finally:
+                for job, ended, files in done:
+                    self._keep(job, ended, files)
+            self.runner.bring_back()
         left = tuple(id for id in self.actions if id not in self.results and id not in self.failed)
         return Outcome(self.results, tuple(self.executed), tuple(self.hits), tuple(self.failed), left)
 
@@ -231,7 +237,7 @@ class _Run:
                 if not self.awaited[user]:
                     self.ready.append(user)
 
-    def _start_what_may(self) -> None:
+    def _start_what_may(self, room_is_coming: bool = False) -> None:
         while (job := self.runner.next(checks_only=self.stopped)) is not None:
             id = job.action.id
             try:
@@ -243,7 +249,7 @@ class _Run:
                 self._make_again(job.action, lost)
                 continue
             except OSError as error:
-                if self.runner.put_off(job, error):
+                if self.runner.put_off(job, error, room_is_coming):
                     return
                 raise EnvironmentUnfit(
                     f"temporary files cannot be written in {self.scratch.parent}: {error.strerror}",
@@ -276,17 +282,19 @@ class _Run:
         """A store that loses the same file again and again must not keep a build busy for ever."""
         return id in self.remaking or self.remade[id] < _TIMES_MADE_AGAIN
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: Ended) -> tuple[Job, Ended, Mapping[str, Path]] | None:
+        """What an action made, where it ended well; otherwise it has failed or runs again."""
         job = self.jobs[ended.id]
         files, absent = collect(job.directory / "outputs", job.action.outputs)
         verdict = self.runner.judge(job, ended, absent)
-        if verdict == "again":
-            return
         if verdict is None:
-            self._keep(job, ended, files)
-        else:
+            action = job.action
+            self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
+            return job, ended, files
+        if verdict != "again":
             self._fail(job, verdict)
-        shutil.rmtree(job.directory, ignore_errors=True)
+            shutil.rmtree(job.directory, ignore_errors=True)
+        return None
 
     def _keep(self, job: Job, ended: Ended, files: Mapping[str, Path]) -> None:
         """Publish what the action made, and go on with what waits for it."""
@@ -311,7 +319,7 @@ class _Run:
             self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label)
         if action.id not in self.executed:
             self.executed.append(action.id)
-        self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
+        shutil.rmtree(job.directory, ignore_errors=True)
         del self.jobs[action.id]
         waiters = self.waiting_for_key.pop(job.key)
         self._done(action.id, result)

@@ -29,7 +29,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An action ran and its outputs are kept. ``seconds`` on the clock, ``peak`` resident memory in bytes."""
+    """An action ran and ended well; the build ends early where its outputs cannot be kept. ``seconds`` on the clock, ``peak``
+    resident memory in bytes."""
 
     event: ClassVar[str] = "finished"
     action: str

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -60,7 +61,6 @@ class Job:
     failure: Failure | None = None
     reproducer: str = ""
     again: str = ""
-    kills_before: int = 0
 
 
 class Runner:
@@ -83,6 +83,7 @@ class Runner:
                 emit(Warned(warning))
         self._local_jobs = affordable_jobs(options.jobs or usable_cpus(), emit)
         self._memory = options.memory or int(usable_memory() * DEFAULT_MEMORY_SHARE)
+        self._killed_for_memory = killed_for_memory()
         self._queue = ReadyQueue(self._memory)
         self._checks: deque[Job] = deque()
         self._put_off: list[Job] = []
@@ -131,7 +132,6 @@ class Runner:
         action = job.action
         limits = self._limits(job)
         job.attempts += 1
-        job.kills_before = killed_for_memory()
         temps = job.temps or (job.failure is not None and action.kind == "compile")
         executor = self._executor(job)
         executor.start(
@@ -154,13 +154,20 @@ class Runner:
         self._leave(job)
         del self._jobs[job.action.id]
 
-    def put_off(self, job: Job, error: OSError) -> bool:
-        """The action has no room on the disk: it waits for another one to end, where one runs. Tells whether it does."""
+    def put_off(self, job: Job, error: OSError, room_is_coming: bool) -> bool:
+        """The action has no room on the disk: it waits until another one has ended and its directory is gone, where that is to
+        come. Tells whether it does."""
         self._leave(job)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.running:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (self.running or room_is_coming):
             return False
         self._put_off.append(job)
         return True
+
+    def bring_back(self) -> None:
+        """Some room on the disk may have become free."""
+        for job in self._put_off:
+            self.add(job)
+        self._put_off.clear()
 
     def wait(self, timeout: float | None, wake: int | None) -> list[Ended]:
         """The actions that ended since; waits for the first as an executor does."""
@@ -173,12 +180,8 @@ class Runner:
             ended = [one for executor in both for one in executor.wait(_SWITCH_SECONDS, wake)]
         for one in ended:
             self._leave(self._jobs[one.id])
-        if ended:
-            for job in self._put_off:
-                self.add(job)
-            self._put_off.clear()
-            if self._jobserver is not None:
-                self._jobserver.release(self.running)
+        if ended and self._jobserver is not None:
+            self._jobserver.release(self.running)
         return ended
 
     def judge(self, job: Job, ended: Ended, absent: str) -> Failure | Literal["again"] | None:
@@ -187,7 +190,7 @@ class Runner:
         ``absent`` says what is wrong with its outputs, "" where nothing is.
         """
         groups = read_groups(job.directory / "work")
-        failure = judge(ended, self._limits(job), groups, killed_for_memory() > job.kills_before)
+        failure = judge(ended, self._limits(job), groups, ended.signal == signal.SIGKILL and self._memory_ran_out())
         if failure is None and absent:
             failure = Failure("output", absent, "")
         if job.failure is not None:
@@ -226,6 +229,11 @@ class Runner:
         if self._local is None:
             self._local = ForkServer(self._scratch, self._options.import_path)
         return self._local
+
+    def _memory_ran_out(self) -> bool:
+        """Whether the kernel has killed a process of this control group for memory since the last question."""
+        before, self._killed_for_memory = self._killed_for_memory, killed_for_memory()
+        return self._killed_for_memory > before
 
     def _limits(self, job: Job) -> Limits:
         """No run may use more than the whole budget; one alone may use more than one of many."""

@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 TAIL_BYTES = 16384
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def main(import_path: list[str]) -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     children: dict[str, _Child] = {}
     pending = b""
     with selectors.DefaultSelector() as selector:
@@ -201,7 +202,7 @@ def _child(request: dict[str, Any], mapped: int, log: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(log, 1)
