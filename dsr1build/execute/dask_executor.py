@@ -174,11 +174,15 @@ class DaskExecutor:
     def slots(self) -> int:
         """The threads of all workers that are fit, now."""
         self._take_events()
-        return sum(self._workers[address].threads for address in self._fit)
+        return sum(self._workers[address].threads for address in self._fit) if self._connected else 0
 
     @property
     def running(self) -> int:
         return len(self._running) + len(self._ended)
+
+    @property
+    def _connected(self) -> bool:
+        return bool(self._client.status == "running")
 
     def start(self, request: Request) -> None:
         try:
@@ -242,15 +246,17 @@ class DaskExecutor:
     def _watch(self) -> None:
         """Ask for the workers, again and again; runs in a thread of its own."""
         while not self._closing.is_set():
-            if self._client.status == "running":
+            if self._connected:
                 try:
                     info = self._client.scheduler_info()
                 except (OSError, TimeoutError, RuntimeError, AttributeError, CancelledError):
                     # The connection went while it was asked: the next round sees the client's status.
                     self._closing.wait(_LOOK_SECONDS)
                     continue
-                workers = {str(a): _Worker(str(w["name"]), int(w["nthreads"])) for a, w in info["workers"].items()}
-                self._tell(partial(self._see_workers, workers))
+                # A client that is being closed answers with nothing.
+                if "workers" in info:
+                    workers = {str(a): _Worker(str(w["name"]), int(w["nthreads"])) for a, w in info["workers"].items()}
+                    self._tell(partial(self._see_workers, workers))
             else:
                 self._tell(partial(self._see_workers, {}))
             self._closing.wait(_LOOK_SECONDS)
@@ -282,25 +288,17 @@ class DaskExecutor:
         self._fit &= workers.keys()
         for address in workers.keys() - self._asked:
             self._asked.add(address)
-            self._call(
-                partial(self._see_verdict, address),
-                dask_task.inspect,
-                self._build,
-                encode(self._expected),
-                workers=frozenset({address}),
-            )
+            told = partial(self._see_verdict, address)
+            self._call(told, "inspect", frozenset({address}), build=self._build, expected=encode(self._expected))
 
     def _see_verdict(self, address: str, task: "Future[str]") -> None:
         if address not in self._workers:
             return
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or _dead_worker(error):
             self._asked.discard(address)
             return
-        error = task.exception()
-        if error is not None:
-            reason = f"it cannot look at itself ({_told(error)}); dsr1build has to be installed there and at the scheduler"
-        else:
-            reason = str(task.result())
+        reason = str(task.result()) if error is None else f"dsr1build cannot be used there ({_told(error)})"
         if reason:
             self._refuse(address, reason)
             return
@@ -320,14 +318,17 @@ class DaskExecutor:
         """Give the action to the workers that are fit, or let it wait for one."""
         running = self._running[id]
         running.task, running.tried = None, frozenset(self._fit)
-        if not running.tried or self._client.status != "running":
+        if not running.tried or not self._connected:
             return
-        running.task = self._call(partial(self._see_end, id), dask_task.run, running.payload, workers=running.tried)
+        running.task = self._call(partial(self._see_end, id), "run", running.tried, payload=running.payload)
 
-    def _call(
-        self, told: Callable[[Any], None], function: Callable[..., Any], *arguments: object, workers: frozenset[str]
-    ) -> Any:
-        task = self._pool.submit(function, *arguments, workers=sorted(workers))
+    def _call(self, told: Callable[[Any], None], function: str, workers: frozenset[str], **arguments: bytes | str) -> Any:
+        """Have a function of ``dask_task`` called on one of ``workers``, and ``told`` called with the task when it has ended."""
+        # A worker ends when it cannot unpickle what it is sent, so it is sent nothing but built-in names: where our package
+        # is missing or broken, this task alone fails. The scheduler needs no package of ours at all.
+        expression = f"__import__('importlib').import_module({dask_task.__name__!r}).{function}({', '.join(arguments)})"
+        key = f"dsr1build-{function}-{uuid.uuid4().hex}"
+        task = self._pool.submit(eval, expression, arguments, workers=sorted(workers), key=key)
         task.add_done_callback(lambda done: self._tell(partial(told, done)))
         return task
 
@@ -336,17 +337,15 @@ class DaskExecutor:
         if running is None or running.task is not task:
             return
         if task.cancelled():
-            gone = self._client.status != "running"
+            gone = not self._connected
             self._lose(id, f"the scheduler of {self.name} is gone" if gone else f"the cluster {self.name} dropped the action")
             return
         error = task.exception()
         if error is not None:
             # Dask raises here what went wrong at the other end. None of it is the action's own doing: that is an answer.
-            worker = getattr(error, "last_worker", None)
-            if worker is None:
-                self._lose(id, f"the cluster {self.name} could not run it: {_told(error)}")
-            else:
-                self._lose(id, f"the Dask worker {worker.name} died while it ran the action", str(worker.name))
+            worker = _dead_worker(error)
+            reason = f"the cluster {self.name} could not run it: {_told(error)}"
+            self._lose(id, f"the Dask worker {worker} died while it ran the action" if worker else reason, worker)
             return
         try:
             answer = dask_task.unpack(task.result(), id, running.request.limits)
@@ -373,7 +372,7 @@ class DaskExecutor:
         """Give up actions whose workers have all gone, and all of them where the cluster is no more."""
         now = time.monotonic()
         reason = ""
-        if self._client.status != "running":
+        if not self._connected:
             reason = f"the scheduler of {self.name} is gone"
         elif now - self._answered > SILENT_SECONDS:
             reason = f"the scheduler of {self.name} has not answered for {SILENT_SECONDS:g} seconds"
@@ -415,6 +414,12 @@ def _fill(directory: Path, answer: dask_task.Answer) -> None:
 
 def _lost(id: str, reason: str, place: str = "") -> Ended:
     return Ended(id, None, None, 0.0, 0, "", lost=reason, place=place)
+
+
+def _dead_worker(error: BaseException | None) -> str:
+    """The name of the worker of which Dask says that it died; "" where that is not what went wrong."""
+    worker = getattr(error, "last_worker", None)
+    return "" if worker is None else str(worker.name)
 
 
 def _told(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Workers that do what real ones must not, for the tests of the engine."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -162,3 +163,12 @@ def take_signal(fields, inputs, outputs):
 def no_exit(fields, inputs, outputs):
     """Ends well without an output."""
     os._exit(0)
+
+
+def note_groups(fields, inputs, outputs):
+    Path("pass-groups").write_bytes(b'{"name": "bufferize", "at": 0.5, "ir_bytes": 7}\n')
+    os.abort()
+
+
+def limits(fields, inputs, outputs):
+    (outputs / "text").write_text(str(resource.getrlimit(resource.RLIMIT_FSIZE)[0]))
