@@ -289,7 +289,7 @@ class _Run:
         verdict = self.runner.judge(job, ended, absent)
         if verdict is None:
             action = job.action
-            self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak))
+            self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place))
             return job, ended, files
         if verdict != "again":
             self._fail(job, verdict)

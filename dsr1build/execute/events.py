@@ -29,8 +29,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An action ran and ended well; the build ends early where its outputs cannot be kept. ``seconds`` on the clock, ``peak``
-    resident memory in bytes."""
+    """An action ran and ended well; the build ends early where its outputs cannot be kept. ``seconds`` on the clock, ``cpu``
+    seconds of its processes (0 where that is not known), ``peak`` resident memory in bytes, ``place`` the machine that ran it
+    ("" for this one)."""
 
     event: ClassVar[str] = "finished"
     action: str
@@ -39,6 +40,8 @@ class Finished:
     key: str
     seconds: float
     peak: int
+    cpu: float = 0.0
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ EVENT_SCHEMA: Mapping[str, Any] = {
     "oneOf": [
         _object("started", _ACTION),
         _object("hit", {**_ACTION, "key": _KEY, "source": {"type": "string", "pattern": "^(local$|remote:)"}}),
-        _object("finished", {**_ACTION, "key": _KEY, "seconds": _SECONDS, "peak": _COUNT}),
+        _object("finished", {**_ACTION, "key": _KEY, "seconds": _SECONDS, "peak": _COUNT, "cpu": _SECONDS, "place": _TEXT}),
         _object(
             "failed", {**_ACTION, "reason": _TEXT, "output": _TEXT, "pass_group": _TEXT, "reproducer": _TEXT, "again": _TEXT}
         ),

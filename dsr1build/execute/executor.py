@@ -45,8 +45,9 @@ class Ended:
     """How an action ended. One of ``exit``, ``signal`` and ``lost`` is set.
 
     ``lost`` says why the executor could not run it to its end (its server died, a worker refused it); this tells nothing of
-    the action itself. ``seconds`` on the clock, ``peak`` resident bytes, ``tail`` the last of what it printed; ``timed_out``:
-    it was killed for its time. ``place`` names the machine that ran it, "" for this one.
+    the action itself. ``seconds`` on the clock, ``cpu`` seconds of it and of its children (0 where that is not known),
+    ``peak`` resident bytes, ``tail`` the last of what it printed; ``timed_out``: it was killed for its time. ``place`` names
+    the machine that ran it, "" for this one.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Ended:
     timed_out: bool = False
     lost: str = ""
     place: str = ""
+    cpu: float = 0.0
 
 
 class Executor(Protocol):

@@ -158,6 +158,7 @@ class ForkServer:
             message["peak"],
             message["tail"],
             running.timed_out,
+            cpu=message["cpu"],
         )
 
     def _lost(self) -> list[Ended]:

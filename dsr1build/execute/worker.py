@@ -6,7 +6,7 @@ is asserted before each fork. It talks JSON, one object a line, on its standard 
 
     -> {"run": id, "worker": "module:function", "preload": [module..], "directory": path, "limits": {..}, "temps": bool}
     -> {"kill": id}
-    <- {"ended": id, "exit": code or null, "signal": number or null, "seconds": s, "peak": bytes, "tail": text}
+    <- {"ended": id, "exit": code or null, "signal": number or null, "seconds": s, "cpu": s, "peak": bytes, "tail": text}
 
 ``directory`` holds ``fields`` (their canonical encoding), ``inputs/``, ``outputs/`` and ``work/``, the current directory and
 temporary directory of the action; with ``temps`` the worker gets ``temps/`` there for its intermediate files. An action is
@@ -139,6 +139,8 @@ def _reap(child: _Child) -> dict[str, Any]:
         "exit": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
         "seconds": time.monotonic() - child.started,
+        # Of the process and of all its descendants that were waited for.
+        "cpu": usage.ru_utime + usage.ru_stime,
         "peak": usage.ru_maxrss * 1024,
         "tail": child.tail.decode("utf-8", "replace"),
     }
