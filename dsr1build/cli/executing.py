@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from dsr1build.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dsr1build.execute.engine import Options
-    from dsr1build.execute.executor import Executor
+    from dsr1build.execute.executor import OpenExecutor
 
 FAILURES = "failures"
 
@@ -32,6 +31,12 @@ def add_execution_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHERE",
         help="local (the default), reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT",
     )
+    for name, what in (
+        ("ca", "who may sign the executor's certificate"),
+        ("cert", "the certificate to show it"),
+        ("key", "its private key"),
+    ):
+        parser.add_argument(f"--executor-{name}", type=Path, metavar="FILE", help=f"PEM file for TLS: {what}")
     parser.add_argument("--remote-fallback", action="store_true", help="where the executor fails, go on with this machine")
     parser.add_argument(
         "--retry-failed", action="store_true", help="run actions again that have failed twice in the same way in an earlier build"
@@ -53,7 +58,7 @@ def execution_options(arguments: argparse.Namespace, file: Path) -> "Options":
         keep_going=arguments.keep_going,
         limits=limits,
         memory=0 if arguments.memory is None else memory_option(arguments.memory),
-        executor=open_executor(arguments.executor),
+        executor=chosen_executor(arguments),
         fallback=arguments.remote_fallback,
         failures=file.parent / RECORD_PATH.parent / FAILURES,
         retry_failed=arguments.retry_failed,
@@ -86,10 +91,23 @@ def memory_option(text: str) -> int:
     return size
 
 
-def open_executor(where: str | None) -> "Callable[[Path], Executor] | None":
-    """What opens the executor of this address; None for this machine. Raises InvalidInput."""
+def chosen_executor(arguments: argparse.Namespace) -> "OpenExecutor | None":
+    """What opens the executor that ``--executor`` names; None for this machine. Raises InvalidInput."""
+    where = arguments.executor
+    scheme = "" if where is None else where.partition("://")[0]
+    files = {"ca": arguments.executor_ca, "cert": arguments.executor_cert, "key": arguments.executor_key}
     if where is None or where == "local":
+        given = [f"--executor-{name}" for name, file in files.items() if file is not None]
+        if given or arguments.remote_fallback:
+            option = given[0] if given else "--remote-fallback"
+            raise InvalidInput(
+                f"{option} is for an executor elsewhere", where="dsr1build build", hint="Name one with --executor."
+            )
         return None
+    if scheme in ("dask", "dask+tls"):
+        from dsr1build.execute.dask_executor import open_dask
+
+        return lambda scratch, warn: open_dask(where, **files, warn=warn)
     raise InvalidInput(
         f"{where} names no executor", where="--executor", hint="Write local, reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT."
     )

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from dsr1build.errors import EnvironmentUnfit
 from dsr1build.execute import reproducer
 from dsr1build.execute.action_directory import collect, folder_name, prepare, work_directory
 from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started
-from dsr1build.execute.executor import Ended, Executor, Limits
+from dsr1build.execute.executor import Ended, Limits, OpenExecutor
 from dsr1build.execute.failure import Failure
 from dsr1build.execute.runner import Job, Runner
 from dsr1build.plan.action import Action, ActionResult
@@ -35,8 +35,8 @@ class Options:
     a part of what this process may use. ``limits`` are those of one action. With ``keep_going`` a failure stops only what
     depends on it.
 
-    ``executor`` opens, for a temporary directory, what runs the actions (by default this machine); with ``fallback`` this
-    machine goes on where that fails.
+    ``executor`` opens what runs the actions (by default this machine); with ``fallback`` this machine goes on where that
+    fails.
     ``failures`` is a directory that takes what is needed to run a failed action again, and tells which actions have failed
     twice in the same way: these are not run, except with ``retry_failed``.
     ``save_temps`` is a directory that takes what the workers of compile actions leave in the directory that they are then
@@ -48,7 +48,7 @@ class Options:
     keep_going: bool = False
     limits: Limits = field(default_factory=Limits)
     memory: int = 0
-    executor: Callable[[Path], Executor] | None = None
+    executor: OpenExecutor | None = None
     fallback: bool = False
     failures: Path | None = None
     retry_failed: bool = False

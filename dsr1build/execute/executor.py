@@ -1,8 +1,9 @@
 """What runs actions: the interface that the local fork server, a REAPI farm and a Dask cluster share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +86,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+# Opens an executor for a build whose temporary directory is given; what users should know is told to the function.
+OpenExecutor: TypeAlias = Callable[[Path, Callable[[str], None]], Executor]

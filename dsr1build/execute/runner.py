@@ -73,7 +73,7 @@ class Runner:
         self._actions = actions
         self._emit = emit
         self._local: ForkServer | None = None
-        self._remote = None if options.executor is None else options.executor(scratch)
+        self._remote = None if options.executor is None else options.executor(scratch, lambda text: emit(Warned(text)))
         self._fallen_back = False
         self._lost_in_a_row = 0
         self._jobserver = None
