@@ -1,6 +1,7 @@
-"""Toy actions of the cache's stress test: their outputs are known in advance, so a wrong artifact shows."""
+"""Toy actions of the benchmarks of caches and farms: their outputs are known in advance, so a wrong artifact shows."""
 
 import hashlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def pair_content(left: int, right: int) -> bytes:
 def make_leaf(fields: Mapping[str, Any], inputs: Path, outputs: Path) -> None:
     (outputs / "out").write_bytes(leaf_content(fields["number"]))
     (outputs / "about.json").write_bytes(b'{"number": %d}' % fields["number"])
+
+
+def wait_then_make_leaf(fields: Mapping[str, Any], inputs: Path, outputs: Path) -> None:
+    time.sleep(fields["seconds"])
+    make_leaf(fields, inputs, outputs)
 
 
 def make_pair(fields: Mapping[str, Any], inputs: Path, outputs: Path) -> None:

@@ -93,6 +93,8 @@ def open_dask(
     # What goes wrong with the cluster is told by this module, once.
     for name in ("client", "comm", "core", "utils"):
         logging.getLogger(f"distributed.{name}").setLevel(logging.CRITICAL)
+    # Inputs travel with their action: what compiles share is small, and a link is one action.
+    importlib.import_module("dask.config").set({"distributed.admin.large-graph-warning-threshold": "4GiB"})
     security = None
     if address.startswith("tls:"):
         tls = {"tls_ca_file": str(ca), "tls_client_cert": str(cert), "tls_client_key": str(key)}

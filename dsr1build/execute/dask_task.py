@@ -149,6 +149,7 @@ def unpack(data: bytes, id: str, limits: Limits) -> Answer:
         _typed(answer, "timed_out", bool),
         text["lost"],
         text["place"],
+        _typed(answer, "cpu", float),
     )
     return Answer(text["place"], text["address"], text["refused"], ended, files, tuple(_relative(str(n)) for n in others), groups)
 
@@ -247,6 +248,7 @@ def _answer(
             "exit": ended.exit if ended else None,
             "signal": ended.signal if ended else None,
             "seconds": ended.seconds if ended else 0.0,
+            "cpu": ended.cpu if ended else 0.0,
             "peak": ended.peak if ended else 0,
             "tail": ended.tail if ended else "",
             "timed_out": ended.timed_out if ended else False,

@@ -100,7 +100,7 @@ def test_the_outputs_are_the_bytes_of_a_local_run(executor, tmp_path):
             assert ends(local, here)[function].exit == 0
             ended = ends(executor, there)[function]
             assert (ended.exit, ended.signal, ended.lost) == (0, None, "")
-            assert ended.place in ("left", "right") and ended.peak > 1 << 20 and 0 < ended.seconds < 20
+            assert ended.place in ("left", "right") and ended.peak > 1 << 20 and 0 < ended.seconds < 20 and ended.cpu > 0
             assert files(there) == files(here) != {}
     finally:
         local.close()
@@ -148,7 +148,7 @@ def test_a_build_through_the_cluster_publishes_what_came_back(cluster, tmp_path)
     actions = [toy(f"a{n}", "upper", text=f"text {n}") for n in range(4)]
     actions += [toy("bad", "write_then_fail"), toy("link", "link_out")]
     events = []
-    options = Options(keep_going=True, import_path=(HERE,), executor=lambda scratch: connect(cluster))
+    options = Options(keep_going=True, import_path=(HERE,), executor=lambda scratch, warn: connect(cluster, warn=warn))
     with LocalStore(tmp_path / "store", pytest.fail) as store:
         outcome = run_actions({a.id: a for a in actions}, store, options, events.append)
         assert set(outcome.executed) == {"a0", "a1", "a2", "a3"} and set(outcome.failed) == {"bad", "link"}
@@ -387,6 +387,7 @@ def answer(**changes):
         "exit": 0,
         "signal": None,
         "seconds": 0.5,
+        "cpu": 0.25,
         "peak": 1,
         "tail": "",
         "timed_out": False,
@@ -400,7 +401,7 @@ def answer(**changes):
 def test_a_good_answer_is_taken():
     taken = dask_task.unpack(answer(), "a", LIMITS)
     assert taken.files == {"sub/text": b"data"}
-    assert (taken.ended.id, taken.ended.exit, taken.ended.place) == ("a", 0, "w")
+    assert (taken.ended.id, taken.ended.exit, taken.ended.place, taken.ended.cpu) == ("a", 0, "w", 0.25)
 
 
 def entry(data, content=None):
