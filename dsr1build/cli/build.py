@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsr1build.cli.executing import add_execution_arguments, execution_options
+from dsr1build.cli.executing import add_execution_arguments, execution_options, native_features
 from dsr1build.errors import BuildFailed, VerificationFailed
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dsr1build.execute.progress import show_events
     from dsr1build.plan.record import RECORD_PATH, Done, last_record, watch_fields, write_record
 
-    options = execution_options(arguments, Path(arguments.file))
+    options = execution_options(arguments, Path(arguments.file), lambda: native_features(config.targets))
     config = load_build(
         arguments.file,
         context=arguments.context,

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from dsr1build.cli.caches import bytes_option
 from dsr1build.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from dsr1build.config.schema import Target
     from dsr1build.execute.engine import Options
     from dsr1build.execute.executor import OpenExecutor
 
@@ -44,8 +46,9 @@ def add_execution_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-temps", type=Path, metavar="DIR", help="keep the IR after each pass group; compiles again")
 
 
-def execution_options(arguments: argparse.Namespace, file: Path) -> "Options":
-    """What the options say. ``file`` is the BUILD.yaml, beside which failed actions are kept. Raises InvalidInput."""
+def execution_options(arguments: argparse.Namespace, file: Path, features: Callable[[], Iterable[str]] = tuple) -> "Options":
+    """What the options say. ``file`` is the BUILD.yaml, beside which failed actions are kept. ``features`` tells, when an
+    executor elsewhere is opened, what the CPUs there must have. Raises InvalidInput."""
     from dsr1build.execute.engine import Options
     from dsr1build.execute.executor import Limits
     from dsr1build.plan.record import RECORD_PATH
@@ -58,7 +61,7 @@ def execution_options(arguments: argparse.Namespace, file: Path) -> "Options":
         keep_going=arguments.keep_going,
         limits=limits,
         memory=0 if arguments.memory is None else memory_option(arguments.memory),
-        executor=chosen_executor(arguments),
+        executor=chosen_executor(arguments, features),
         fallback=arguments.remote_fallback,
         failures=file.parent / RECORD_PATH.parent / FAILURES,
         retry_failed=arguments.retry_failed,
@@ -91,7 +94,16 @@ def memory_option(text: str) -> int:
     return size
 
 
-def chosen_executor(arguments: argparse.Namespace) -> "OpenExecutor | None":
+def native_features(targets: "Iterable[Target]") -> list[str]:
+    """The CPU features, in LLVM's names, that targets of the CPU ``native`` stand for on this machine."""
+    from dsr1build.plan.build_plan import target_spec
+    from dsr1build.toolchains.cpu import required_features
+
+    specs = [target_spec(target) for target in targets if target.cpu == "native"]
+    return sorted({name for spec in specs for name in required_features(spec.cpu, spec.features)})
+
+
+def chosen_executor(arguments: argparse.Namespace, features: Callable[[], Iterable[str]] = tuple) -> "OpenExecutor | None":
     """What opens the executor that ``--executor`` names; None for this machine. Raises InvalidInput."""
     where = arguments.executor
     scheme = "" if where is None else where.partition("://")[0]
@@ -107,7 +119,7 @@ def chosen_executor(arguments: argparse.Namespace) -> "OpenExecutor | None":
     if scheme in ("dask", "dask+tls"):
         from dsr1build.execute.dask_executor import open_dask
 
-        return lambda scratch, warn: open_dask(where, **files, warn=warn)
+        return lambda scratch, warn: open_dask(where, **files, features=features(), warn=warn)
     raise InvalidInput(
         f"{where} names no executor", where="--executor", hint="Write local, reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT."
     )
