@@ -6,6 +6,7 @@ import ipaddress
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -171,6 +172,32 @@ def test_what_runs_ends_when_its_builder_leaves(cluster, tmp_path):
     executor.close()
     assert time.monotonic() - started < 2.0
     assert executor.running == 0
+    pid = int(pid_file.read_text())
+    assert until(lambda: not Path(f"/proc/{pid}").exists(), 10.0)
+
+
+BUILDER = """
+import sys
+from pathlib import Path
+from dask_cluster import request
+from dsr1build.execute.dask_executor import open_dask
+
+executor = open_dask(sys.argv[1], import_path=[Path(sys.argv[2])])
+executor.start(request(Path(sys.argv[3]), "hang", "hang", pid_file=sys.argv[3] + "/pid"))
+while True:
+    executor.wait(1.0)
+"""
+
+
+def test_what_runs_ends_when_its_builder_is_killed(cluster, tmp_path):
+    words = [sys.executable, "-c", BUILDER, cluster.url, str(HERE), str(tmp_path)]
+    builder = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(HERE)})
+    try:
+        pid_file = tmp_path / "pid"
+        assert until(lambda: pid_file.exists() and pid_file.read_text())
+    finally:
+        builder.kill()
+        builder.wait()
     pid = int(pid_file.read_text())
     assert until(lambda: not Path(f"/proc/{pid}").exists(), 10.0)
 
