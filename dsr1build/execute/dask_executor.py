@@ -367,7 +367,10 @@ class DaskExecutor:
         self._ended.append(answer.ended)
 
     def _lose(self, id: str, reason: str, place: str = "") -> None:
-        del self._running[id]
+        running = self._running.pop(id)
+        if running.task is not None:
+            # Where somebody still runs it after all, it is for nobody.
+            running.task.cancel()
         self._ended.append(_lost(id, reason, place))
 
     def _lose_what_nobody_runs(self) -> None:
@@ -391,7 +394,6 @@ class DaskExecutor:
                 elif running.orphaned is None:
                     running.orphaned = now
                 elif now - running.orphaned > _ORPHAN_SECONDS:
-                    running.task.cancel()
                     self._lose(id, f"the Dask workers that could run it have gone from {self.name}")
             elif self._refused and known <= self._refused.keys():
                 self._lose(id, "every Dask worker is refused: " + "; ".join(sorted(self._refused.values())))

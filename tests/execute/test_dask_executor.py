@@ -263,6 +263,23 @@ def test_a_killed_scheduler_is_told_at_once(private, tmp_path):
     assert time.monotonic() - started < 2.0
 
 
+def test_a_scheduler_that_falls_silent_is_given_up(private, tmp_path, monkeypatch):
+    monkeypatch.setattr(dask_executor, "SILENT_SECONDS", 1.5)
+    cluster = private("left")
+    executor = connect(cluster)
+    try:
+        assert until(lambda: executor.slots == 1)
+        executor.start(request(tmp_path, "a", "slow", seconds=30))
+        cluster.scheduler.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        assert ends(executor)["a"].lost == f"the scheduler of {cluster.url} has not answered for 1.5 seconds"
+        assert time.monotonic() - started < 4.0
+        started = time.monotonic()
+    finally:
+        executor.close()
+    assert time.monotonic() - started < 3.0
+
+
 def test_workers_that_differ_are_refused_by_name(private, tmp_path):
     other = tmp_path / "other"
     (other / "dsr1build").mkdir(parents=True)
