@@ -20,7 +20,7 @@ from dsr1build.errors import EnvironmentUnfit, InvalidInput
 from dsr1build.execute import dask_executor, dask_task
 from dsr1build.execute.dask_executor import open_dask
 from dsr1build.execute.engine import Options, run_actions
-from dsr1build.execute.events import Failed
+from dsr1build.execute.events import Failed, Finished
 from dsr1build.execute.executor import Limits
 from dsr1build.execute.fitness import expectation
 from dsr1build.execute.server import ForkServer
@@ -226,7 +226,7 @@ def test_workers_come_and_go_and_a_killed_one_costs_what_it_ran(private, tmp_pat
         executor.start(request(tmp_path, "slow-left", "slow", seconds=30))
         cluster.add("right")
         assert until(lambda: executor.slots == 2)
-        executor.start(request(tmp_path, "slow-right", "slow", seconds=3))
+        executor.start(request(tmp_path, "slow-right", "slow", seconds=2))
         assert executor.wait(1.0) == []
         cluster.kill("left")
         started = time.monotonic()
@@ -261,6 +261,30 @@ def test_a_killed_scheduler_is_told_at_once(private, tmp_path):
     finally:
         executor.close()
     assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize("victim", ["worker", "scheduler"])
+def test_a_build_goes_on_after_a_kill_and_keeps_what_was_finished(private, tmp_path, victim):
+    cluster = private("left", "right")
+    actions = [toy(f"a{n}", "slow", seconds=0.2, number=n) for n in range(8)]
+    events = []
+
+    def tell(event):
+        events.append(event)
+        if sum(isinstance(one, Finished) for one in events) == 3 and isinstance(event, Finished):
+            cluster.kill("left") if victim == "worker" else cluster.scheduler.kill()
+
+    fallback = victim == "scheduler"
+    options = Options(
+        import_path=(HERE,), executor=lambda scratch, warn: connect(cluster, warn=warn), fallback=fallback, keep_going=True
+    )
+    with LocalStore(tmp_path / "store", pytest.fail) as store:
+        outcome = run_actions({a.id: a for a in actions}, store, options, tell)
+    assert set(outcome.executed) == {a.id for a in actions} and not outcome.failed
+    finished = [event for event in events if isinstance(event, Finished)]
+    assert len(finished) == 8
+    places = {event.place for event in finished[4:]}
+    assert places == ({""} if fallback else {"right"})
 
 
 def test_a_scheduler_that_falls_silent_is_given_up(private, tmp_path, monkeypatch):
