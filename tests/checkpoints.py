@@ -6,6 +6,7 @@ session.
 
 import functools
 import json
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,12 +52,15 @@ def write_checkpoint(
     from ``seed`` on are tried until every choice of experts and groups is clear by ``ROUTER_MARGIN``, for the prompt of
     ``prompt_ids`` and for ``NEW_TOKENS`` greedily generated from its first ``START_TOKENS``. ``dtype`` is float32, bfloat16
     or float16; selection biases stay in float32. ``shards`` > 1 asks for at least so many files with an index. ``mtp`` adds
-    the tensors of a multi-token prediction layer, as R1's checkpoint has them.
+    the tensors of a multi-token prediction layer, as R1's checkpoint has them. With float8_e4m3fn there is one file, made by
+    ``_write_fp8_checkpoint``.
     """
     import torch
 
     transformers = _quiet_transformers()
     directory.mkdir(parents=True, exist_ok=True)
+    if dtype == "float8_e4m3fn":
+        return _write_fp8_checkpoint(name, directory, seed)
     config = transformers.AutoConfig.from_pretrained(MODELS / name)
     config.dtype = torch.float32
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -64,20 +68,12 @@ def write_checkpoint(
     stored = getattr(torch, dtype)
     for attempt in range(seed, seed + 200):
         _fill(model, attempt, stored)
-        with _RouterMargin(model) as margin:
-            _generate(model, prompt_ids(name), 1)
-            if margin.smallest > ROUTER_MARGIN:
-                _generate(model, prompt_ids(name, START_TOKENS), NEW_TOKENS)
-        if margin.smallest > ROUTER_MARGIN:
+        if _is_clear(model, name):
             break
     else:
         raise AssertionError(f"no seed from {seed} on keeps a router margin of {ROUTER_MARGIN}")
 
-    biases = {key: b.clone() for key, b in model.named_buffers() if key.endswith("e_score_correction_bias")}
-    model.to(stored)
-    for key, bias in biases.items():
-        model.get_buffer(key).data = bias
-    model.config.dtype = stored
+    _round(model, stored)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     model.save_pretrained(directory, max_shard_size=size + 2**20 if shards == 1 else size // shards)
     if getattr(config, "topk_method", "noaux_tc") != "noaux_tc":
@@ -85,6 +81,96 @@ def write_checkpoint(
     if mtp:
         _add_mtp_layer(directory, config.num_hidden_layers)
     return directory
+
+
+def _is_clear(model: Any, name: str) -> bool:
+    """Whether no choice of an expert or group is closer than ``ROUTER_MARGIN``, in the prompt and in what is generated."""
+    with _RouterMargin(model) as margin:
+        _generate(model, prompt_ids(name), 1)
+        if margin.smallest > ROUTER_MARGIN:
+            _generate(model, prompt_ids(name, START_TOKENS), NEW_TOKENS)
+    return margin.smallest > ROUTER_MARGIN
+
+
+def _round(model: Any, stored: Any) -> None:
+    """Parameters in the dtype that they are stored in; selection biases stay in float32."""
+    biases = {key: b.clone() for key, b in model.named_buffers() if key.endswith("e_score_correction_bias")}
+    model.to(stored)
+    for key, bias in biases.items():
+        model.get_buffer(key).data = bias
+    model.config.dtype = stored
+
+
+# The matrices that R1's own checkpoint stores in FP8: all but embedding, head and router.
+_FP8_MATRIX = re.compile(
+    r".*\.(q_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj|down_proj)\.weight"
+)
+_FP8_BLOCK = 128
+
+
+def dequantised_directory(directory: Path) -> Path:
+    """Where ``write_checkpoint`` leaves the float32 twin of an FP8 checkpoint: the same weights, dequantised."""
+    return directory.with_name(directory.name + "-dequantised")
+
+
+def _write_fp8_checkpoint(name: str, directory: Path, seed: int) -> Path:
+    """A checkpoint as R1's own: FP8 matrices with a scale for each block of 128 x 128, everything else in bfloat16."""
+    import torch
+
+    transformers = _quiet_transformers()
+    config = transformers.AutoConfig.from_pretrained(MODELS / name)
+    quantization = config.quantization_config
+    del config.quantization_config
+    twin = dequantised_directory(directory)
+    for attempt in range(seed, seed + 200):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        _fill(model, attempt, torch.bfloat16)
+        _round(model, torch.bfloat16)
+        model.save_pretrained(directory)
+        model.save_pretrained(twin)
+        _edit_tensors(directory, _quantised)
+        _edit_tensors(twin, lambda tensors: _dequantised(_quantised(tensors)))
+        if _is_clear(reference_model.__wrapped__(directory), name):
+            break
+    else:
+        raise AssertionError(f"no seed from {seed} on keeps a router margin of {ROUTER_MARGIN}")
+    written = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**written, "quantization_config": quantization}, indent=2))
+    return directory
+
+
+def _quantised(tensors: dict[str, Any]) -> dict[str, Any]:
+    """FP8 matrices, each with ``weight_scale_inv``: the largest element of a block becomes 448, the largest e4m3fn."""
+    import torch
+
+    result = dict(tensors)
+    for name, tensor in tensors.items():
+        if not _FP8_MATRIX.fullmatch(name):
+            continue
+        rows, columns = tensor.shape
+        down, across = -(-rows // _FP8_BLOCK), -(-columns // _FP8_BLOCK)
+        padded = torch.zeros(down * _FP8_BLOCK, across * _FP8_BLOCK)
+        padded[:rows, :columns] = tensor.float()
+        scale = padded.abs().view(down, _FP8_BLOCK, across, _FP8_BLOCK).amax(dim=(1, 3)) / 448
+        codes = (padded / _per_element(scale, *padded.shape)).clamp(-448, 448)
+        result[name] = codes[:rows, :columns].contiguous().to(torch.float8_e4m3fn)
+        result[name + "_scale_inv"] = scale
+    return result
+
+
+def _dequantised(tensors: dict[str, Any]) -> dict[str, Any]:
+    """All tensors in float32, FP8 matrices times their block scales, which are left out."""
+    scales = {name: tensor for name, tensor in tensors.items() if name.endswith("_scale_inv")}
+    wide = {name: tensor.float() for name, tensor in tensors.items() if name not in scales}
+    for name, scale in scales.items():
+        weight = name.removesuffix("_scale_inv")
+        wide[weight] = wide[weight] * _per_element(scale, *wide[weight].shape)
+    return wide
+
+
+def _per_element(scale: Any, rows: int, columns: int) -> Any:
+    """Block scales as a matrix [rows, columns]."""
+    return scale.repeat_interleave(_FP8_BLOCK, 0).repeat_interleave(_FP8_BLOCK, 1)[:rows, :columns]
 
 
 def reference_logits(directory: Path, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -116,10 +202,12 @@ def _quiet_transformers() -> Any:
 
 @functools.lru_cache(maxsize=8)
 def reference_model(directory: Path) -> Any:
-    """transformers' own model of a checkpoint, in float32 with eager attention."""
+    """transformers' own model of a checkpoint, in float32 with eager attention; of FP8 weights their dequantised twin."""
     import torch
 
     transformers = _quiet_transformers()
+    twin = dequantised_directory(directory)
+    directory = twin if twin.exists() else directory
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     _use_configured_scoring(model)
     return model.eval()

@@ -245,5 +245,5 @@ def _assemble(
         eos_token_ids=eos,
         directory=directory,
         skipped=skipped,
-        notes=(*blueprint.notes, *notes),
+        notes=notes,
     )

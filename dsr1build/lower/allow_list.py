@@ -5,7 +5,7 @@ import re
 _DIALECTS = {
     "linalg": "fill generic index yield",
     "tensor": "empty extract extract_slice insert_slice expand_shape collapse_shape",
-    "arith": "constant addf subf mulf divf negf maximumf extf cmpf addi subi muli divui remui cmpi andi ori select extui"
+    "arith": "constant addf subf mulf divf negf maximumf extf cmpf addi subi muli divui remui cmpi andi ori select extui extsi"
     " index_cast bitcast shli",
     "math": "exp sqrt",
 }

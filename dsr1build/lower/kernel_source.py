@@ -33,7 +33,7 @@ def lower_kernel(
     ``signature`` (not specialized), the value that it holds after the call.
 
     Raises ValueError where the kernel is malformed: an unknown operator or value, operands that do not fit, a result of
-    another type than its argument. Raises InvalidInput where an operand cannot be compiled yet (FP8 block weights).
+    another type than its argument.
     """
     signature = specialize(signature, specialization)
     bound = None if specialization.guard == "range" else specialization.tokens

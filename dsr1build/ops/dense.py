@@ -1,6 +1,7 @@
 """Products with weights: Linear and SwiGLU."""
 
 from dsr1build.graph.model import TensorType
+from dsr1build.ops.block_dot import block_dot
 from dsr1build.ops.dot import dot
 from dsr1build.ops.emitter import Body, Emitter, Value
 from dsr1build.ops.operator import (
@@ -11,7 +12,6 @@ from dsr1build.ops.operator import (
     Types,
     activation,
     aligned,
-    refuse_block_scales,
     required,
     same,
     weight_matrix,
@@ -45,6 +45,11 @@ def widened_weight(result: str, weight: str, type_: TensorType, scale: str) -> s
     """
 
 
+def _product(emitter: Emitter, x: Value, w: Value, scale: Value | None, into: Value | None = None, suffix: str = "") -> Value:
+    """``x`` times the transpose of ``w``, by ``dot`` or, where the weight has block scales, by ``block_dot``."""
+    return dot(emitter, x, w, into, suffix) if scale is None else block_dot(emitter, x, w, scale, into, suffix)
+
+
 def _infer_linear(types: Types, attributes: Attributes) -> tuple[TensorType, ...]:
     x, w, bias, residual, scale = aligned(types, 5)
     rows, width = activation(x, "x")
@@ -75,11 +80,10 @@ def _reference_linear(types: Types, attributes: Attributes) -> str:
 def _lower_linear(emitter: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
     x, w, bias, residual, scale = aligned(operands, 5)
     x, w = required(x, "x"), required(w, "w")
-    refuse_block_scales(scale, "Linear")
     result = TensorType("f32", (x.type.shape[0], w.type.shape[0]))
     emitter.phase("dot")
     if bias is None and residual is None:
-        return (dot(emitter, x, w, emitter.destination(0, result)),)
+        return (_product(emitter, x, w, scale, emitter.destination(0, result)),)
     terms = [(v, m) for v, m in ((bias, "n"), (residual, "t, n")) if v is not None]
 
     def add_terms(b: Body, product: str, *rest: str) -> str:
@@ -87,7 +91,7 @@ def _lower_linear(emitter: Emitter, operands: Operands, attributes: Attributes) 
             product = b.add(product, b.widen(element, value.type.dtype))
         return product
 
-    product = dot(emitter, x, w)
+    product = _product(emitter, x, w, scale)
     destination = emitter.destination(0, result)
     return (emitter.generic("out", "t, n", [(product, "t, n"), *terms], (destination, "t, n"), "pp", add_terms),)
 
@@ -121,15 +125,13 @@ def _reference_swiglu(types: Types, attributes: Attributes) -> str:
 def _lower_swiglu(emitter: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
     x, w_gate, w_up, scale_gate, scale_up = aligned(operands, 5)
     x, w_gate, w_up = required(x, "x"), required(w_gate, "w_gate"), required(w_up, "w_up")
-    refuse_block_scales(scale_gate, "SwiGLU")
-    refuse_block_scales(scale_up, "SwiGLU")
 
     def gated(b: Body, g: str, u: str, _: str) -> str:
         return b.mul(b.div(g, b.add(b.constant(1.0), b.exp(b.neg(g)))), u)
 
     emitter.phase("dot")
-    gate = dot(emitter, x, w_gate)
-    up = dot(emitter, x, w_up, suffix="2")
+    gate = _product(emitter, x, w_gate, scale_gate)
+    up = _product(emitter, x, w_up, scale_up, suffix="2")
     destination = emitter.destination(0, gate.type)
     return (emitter.generic("out", "t, n", [(gate, "t, n"), (up, "t, n")], (destination, "t, n"), "pp", gated),)
 

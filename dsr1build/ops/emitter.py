@@ -23,6 +23,10 @@ MLIR_DTYPE: dict[DType, str] = {
 }
 
 
+# An e4m3fn (exponent bias 7) whose bits are read as an f16 (bias 15) is smaller by this factor.
+E4M3_REBIAS = 256.0
+
+
 def mlir_type(type_: TensorType) -> str:
     """``tensor<?x4xf32>``: named dimensions are dynamic."""
     dims = "".join(("?" if isinstance(d, str) else str(d)) + "x" for d in type_.shape)
@@ -87,9 +91,27 @@ class Body:
         """``acc + a * b``"""
         return self.add(acc, self.mul(a, b))
 
-    def widen(self, a: str, dtype: DType) -> str:
-        """An element of a stored weight as f32, exactly."""
+    def widen(self, a: str, dtype: DType, scale: str = "") -> str:
+        """An element of a stored weight as f32, exactly. FP8 takes ``scale``, the scale of its block times E4M3_REBIAS,
+        and gives the dequantised weight, rounded once."""
+        if dtype == "f8e4m3fn":
+            return self.mul(self._extend_e4m3(a), scale)
         return a if dtype == "f32" else self._op(f"arith.extf {a} : {MLIR_DTYPE[dtype]} to f32")
+
+    def _extend_e4m3(self, a: str) -> str:
+        """The byte of an e4m3fn as f32, its value over E4M3_REBIAS; exact for all 256 codes, NaN and -0 among them.
+
+        The bits of e4m3fn are those of an f16 without three bits of exponent and seven of mantissa. Processors widen f16
+        in hardware, subnormal or not; an f32 that is subnormal would cost some of them 100 cycles. All bits set, which
+        the two NaN codes (magnitude 0x7F) become, is a NaN in f16 too.
+        """
+        wide = self._op(f"arith.extsi {a} : i8 to i16")
+        shifted = self._op(f"arith.shli {wide}, {self.integer(7, 'i16')} : i16")
+        bits = self._op(f"arith.andi {shifted}, {self.integer(0xBF80 - 0x10000, 'i16')} : i16")
+        magnitude = self._op(f"arith.andi {bits}, {self.integer(0x3F80, 'i16')} : i16")
+        is_nan = self.compare_int("eq", magnitude, self.integer(0x3F80, "i16"), "i16")
+        half = self._op(f"arith.bitcast {self.select(is_nan, self.integer(-1, 'i16'), bits, 'i16')} : i16 to f16")
+        return self._op(f"arith.extf {half} : f16 to f32")
 
     def compare(self, predicate: str, a: str, b: str) -> str:
         """Ordered comparison of two f32: ``ogt``, ``oeq``, ``olt``. False where either is NaN."""

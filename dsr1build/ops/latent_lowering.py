@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dsr1build.graph.model import Dim, TensorType
 from dsr1build.ops.attention import masked_softmax
-from dsr1build.ops.emitter import Body, Emitter, Value
+from dsr1build.ops.emitter import E4M3_REBIAS, Body, Emitter, Value
 from dsr1build.ops.operator import (
+    SCALE_BLOCK,
     Attributes,
     Operands,
     Types,
@@ -15,7 +16,6 @@ from dsr1build.ops.operator import (
     aligned,
     integer,
     real,
-    refuse_block_scales,
     required,
     scalar_past,
     weight_matrix,
@@ -69,13 +69,21 @@ def _f32(*shape: Dim) -> TensorType:
 def _accumulate(
     e: Emitter, role: str, loops: str, ins: Sequence[tuple[Value, str]], out: tuple[Value, str], iterators: str
 ) -> Value:
-    """``out += ins[0] * ins[1]``, the operands widened to f32."""
+    """``out += ins[0] * ins[1]``, the operands widened to f32; ``ins[2]``, if any, are the scales of ``ins[1]``."""
     types = [v.type.dtype for v, _ in ins]
 
-    def multiply(b: Body, x: str, w: str, acc: str) -> str:
-        return b.mac(acc, b.widen(x, types[0]), b.widen(w, types[1]))
+    def multiply(b: Body, x: str, w: str, *rest: str) -> str:
+        *scale, acc = rest
+        return b.mac(acc, b.widen(x, types[0]), b.widen(w, types[1], *scale))
 
     return e.generic(role, loops, ins, out, iterators, multiply)
+
+
+def _scale_of(b: Body, scale: Value, rows: int, head: str, row: str, column: str) -> str:
+    """The rebiased block scale of element [``row``, ``column``] of a head's ``rows`` rows of the weight."""
+    down = b.add_int(b.mul_int(head, b.integer(rows, "index")), row, "index")
+    block = b.integer(SCALE_BLOCK, "index")
+    return b.mul(b.extract(scale, [b.div_int(down, block), b.div_int(column, block)]), b.constant(E4M3_REBIAS))
 
 
 def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
@@ -83,7 +91,7 @@ def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tu
 
     Inner loops run over contiguous outputs (n, l, v), never over a sum, so that they vectorise as they stand.
     """
-    q, cache, w_kvb, s = _operands(operands, attributes, "LatentAttentionExpanded")
+    q, cache, w_kvb, scale, s = _operands(operands, attributes)
     tokens, heads, length = q.type.shape[0], s.heads, e.length()
     query_heads = e.expand(q, ((0,), (1, 2)), (tokens, heads, s.nope + s.rope))
     q_nope = e.slice(query_heads, [0, 0, 0], [tokens, heads, s.nope])
@@ -100,6 +108,14 @@ def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tu
 
     def expansion(role: str, start: int, width: int) -> Value:
         """[heads, length, width]: the latent rows times the transpose of rows start.. of each head's weight."""
+
+        def widen(b: Body, w: str, m: int) -> str:
+            if scale is None:
+                return b.widen(w, w_kvb.type.dtype)
+            row = b.add_int(b.index(1), b.integer(start, "index"), "index")
+            column = b.add_int(b.mul_int(b.index(2), b.integer(step, "index")), b.integer(m, "index"), "index")
+            return b.widen(w, w_kvb.type.dtype, _scale_of(b, scale, s.nope + s.value, b.index(0), row, column))
+
         turned = [
             e.generic(
                 f"{role}_turned{m}",
@@ -107,7 +123,7 @@ def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tu
                 [(e.slice(w_heads, [0, start, m], [heads, width, columns], [1, 1, step]), "h, n, c")],
                 (e.empty(_f32(heads, columns, width)), "h, c, n"),
                 "ppp",
-                lambda b, w, _: b.widen(w, w_kvb.type.dtype),
+                lambda b, w, _, m=m: widen(b, w, m),
             )
             for m in range(step)
         ]
@@ -148,14 +164,20 @@ def lower_expanded(e: Emitter, operands: Operands, attributes: Attributes) -> tu
 def lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tuple[Value, ...]:
     """One phase, one work item for each token and block of heads.
 
-    Dot products along a row of the cache or of W_UV add up in lanes [k, j], the lanes are added at the end.
+    Dot products along a row of the cache or of W_UV add up in lanes [k, j], the lanes are added at the end. Where the weight
+    has block scales, the columns come in parts [b, k, j] of which each has one scale in every row.
     """
-    q, cache, w_kvb, s = _operands(operands, attributes, "LatentAttentionAbsorbed")
+    q, cache, w_kvb, scale, s = _operands(operands, attributes)
     tokens, length = q.type.shape[0], e.length()
     block = math.gcd(s.heads, HEAD_BLOCK)
     blocks = s.heads // block
     lanes = math.gcd(math.gcd(s.latent, s.rope), DOT_LANES)
-    k, r = s.latent // lanes, s.rope // lanes
+    part = s.latent if scale is None else math.gcd(s.latent, SCALE_BLOCK)
+    r = s.rope // lanes
+    # The loops over the columns of the latent, and their sizes without and with the lanes.
+    c, outer = ("k", (s.latent // lanes,)) if scale is None else ("b, k", (s.latent // part, part // lanes))
+    columns = (*outer, lanes)
+    summed, kept = "r" * len(outer), "p" * len(outer)
     query_heads = e.expand(q, ((0,), (1, 2, 3)), (tokens, blocks, block, s.nope + s.rope))
     q_nope = e.slice(query_heads, [0, 0, 0, 0], [tokens, blocks, block, s.nope])
     q_rope = e.expand(
@@ -163,28 +185,43 @@ def lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tu
         ((0,), (1,), (2,), (3, 4)),
         (tokens, blocks, block, r, lanes),
     )
-    latent = e.expand(e.slice(cache, [0, 0], [length, s.latent]), ((0,), (1, 2)), (length, k, lanes))
+    latent = e.expand(e.slice(cache, [0, 0], [length, s.latent]), _last_split(1, columns), (length, *columns))
     k_rope = e.expand(e.slice(cache, [0, s.latent], [length, s.rope]), ((0,), (1, 2)), (length, r, lanes))
-    w_heads = e.expand(w_kvb, ((0, 1, 2), (3, 4)), (blocks, block, s.nope + s.value, k, lanes))
-    w_uk = e.slice(w_heads, [0, 0, 0, 0, 0], [blocks, block, s.nope, k, lanes])
-    w_uv = e.slice(w_heads, [0, 0, s.nope, 0, 0], [blocks, block, s.value, k, lanes])
+    w_heads = e.expand(w_kvb, _last_split(3, columns), (blocks, block, s.nope + s.value, *columns))
+    first = [0] * len(columns)
+    w_uk = e.slice(w_heads, [0, 0, 0, *first], [blocks, block, s.nope, *columns])
+    w_uv = e.slice(w_heads, [0, 0, s.nope, *first], [blocks, block, s.value, *columns])
     destination = e.destination(0, _f32(tokens, s.heads * s.value))
     split = ((0,), (1, 2, 3))
     out = e.expand(destination, split, (tokens, blocks, block, s.value))
 
     e.phase("map2")
     by_head = (tokens, blocks, block)
+
+    def scales(role: str, start: int, width: int, loop: str) -> list[tuple[Value, str]]:
+        """The operand that scales the weight's rows start.. of each head, one value for each row and part; none without."""
+        if scale is None:
+            return []
+
+        def pick(b: Body, _: str) -> str:
+            head = b.add_int(b.mul_int(b.index(0), b.integer(block, "index")), b.index(1), "index")
+            row = b.add_int(b.index(2), b.integer(start, "index"), "index")
+            return _scale_of(b, scale, s.nope + s.value, head, row, b.mul_int(b.index(3), b.integer(part, "index")))
+
+        out = (e.empty(_f32(blocks, block, width, s.latent // part)), "g, i, n, b")
+        return [(e.generic(role, "g, i, n, b", [], out, "pppp", pick), f"g, i, {loop}, b")]
+
     q_latent = _accumulate(
         e,
         "q_latent",
-        "t, g, i, n, k, j",
-        [(q_nope, "t, g, i, n"), (w_uk, "g, i, n, k, j")],
-        (e.filled(_f32(*by_head, k, lanes)), "t, g, i, k, j"),
-        "ppprpp",
+        f"t, g, i, n, {c}, j",
+        [(q_nope, "t, g, i, n"), (w_uk, f"g, i, n, {c}, j"), *scales("scale_uk", 0, s.nope, "n")],
+        (e.filled(_f32(*by_head, *columns)), f"t, g, i, {c}, j"),
+        f"pppr{kept}p",
     )
     partial = (e.filled(_f32(tokens, blocks, length, block, lanes)), "t, g, l, i, j")
-    operands_latent = [(q_latent, "t, g, i, k, j"), (latent, "l, k, j")]
-    nope = _accumulate(e, "nope_scores", "t, g, l, i, k, j", operands_latent, partial, "pppprp")
+    operands_latent = [(q_latent, f"t, g, i, {c}, j"), (latent, f"l, {c}, j")]
+    nope = _accumulate(e, "nope_scores", f"t, g, l, i, {c}, j", operands_latent, partial, f"pppp{summed}p")
     operands_rope = [(q_rope, "t, g, i, r, j"), (k_rope, "l, r, j")]
     both = _accumulate(e, "rope_scores", "t, g, l, i, r, j", operands_rope, (nope, partial[1]), "pppprp")
     scores = e.generic(
@@ -199,18 +236,18 @@ def lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tu
     mixed = _accumulate(
         e,
         "mixed",
-        "t, g, l, i, k, j",
-        [(terms, "t, g, i, l"), (latent, "l, k, j")],
-        (e.filled(_f32(*by_head, k, lanes)), "t, g, i, k, j"),
-        "pprppp",
+        f"t, g, l, i, {c}, j",
+        [(terms, "t, g, i, l"), (latent, f"l, {c}, j")],
+        (e.filled(_f32(*by_head, *columns)), f"t, g, i, {c}, j"),
+        f"pprp{kept}p",
     )
     values = _accumulate(
         e,
         "values",
-        "t, g, i, v, k, j",
-        [(mixed, "t, g, i, k, j"), (w_uv, "g, i, v, k, j")],
+        f"t, g, i, v, {c}, j",
+        [(mixed, f"t, g, i, {c}, j"), (w_uv, f"g, i, v, {c}, j"), *scales("scale_uv", s.nope, s.value, "v")],
         (e.filled(_f32(*by_head, s.value, lanes)), "t, g, i, v, j"),
-        "pppprp",
+        f"pppp{summed}p",
     )
     added = e.generic(
         "added",
@@ -231,9 +268,14 @@ def lower_absorbed(e: Emitter, operands: Operands, attributes: Attributes) -> tu
     return (e.collapse(y, split, destination.type.shape),)
 
 
-def _operands(operands: Operands, attributes: Attributes, name: str) -> tuple[Value, Value, Value, LatentShape]:
+def _last_split(position: int, columns: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of a reshape that splits dimension 0 into ``position`` dimensions and the last one into ``columns``."""
+    return tuple(range(position)), tuple(range(position, position + len(columns)))
+
+
+def _operands(operands: Operands, attributes: Attributes) -> tuple[Value, Value, Value, Value | None, LatentShape]:
     q, cache, w_kvb, scale_kvb = aligned(operands, 4)
-    refuse_block_scales(scale_kvb, name)
     q, cache, w_kvb = required(q, "q"), required(cache, "cache"), required(w_kvb, "w_kvb")
     past = TensorType("i64", ())
-    return q, cache, w_kvb, latent_shape([q.type, cache.type, w_kvb.type, past], attributes)
+    types = [q.type, cache.type, w_kvb.type, past, None if scale_kvb is None else scale_kvb.type]
+    return q, cache, w_kvb, scale_kvb, latent_shape(types, attributes)

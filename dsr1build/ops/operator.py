@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from dsr1build.errors import InvalidInput
 from dsr1build.graph.model import Attribute, Dim, TensorType
 from dsr1build.ops.emitter import Emitter, Value
 
@@ -125,13 +124,3 @@ def same(type_: TensorType | None, name: str, expected: TensorType) -> None:
 def scalar_past(type_: TensorType | None) -> None:
     """Check the scalar input ``past`` (i64). Raises ValueError for anything else."""
     same(type_, "past", TensorType("i64", ()))
-
-
-def refuse_block_scales(scale: Value | None, operator: str) -> None:
-    """Raises InvalidInput for a weight with block scales: its kernels can be planned, not compiled."""
-    if scale is not None:
-        raise InvalidInput(
-            "FP8 weights with block scales can be planned but not compiled yet",
-            where=operator,
-            hint="convert the checkpoint to bf16 and build that.",
-        )

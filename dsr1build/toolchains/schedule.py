@@ -146,13 +146,15 @@ class _Script:
         return self.match(f'fusion_id = "{mark}"', within)
 
     def tile(self, target: str, tile_sizes: Sequence[int], loop: str) -> str:
-        """``loop``: for, forall. Returns the handle of the loop."""
-        tiled, nest = self._name(), self._name()
+        """``loop``: for, forall. Returns the handle of the (outermost) loop; ``for`` makes one for each size but 0."""
+        tiled = self._name()
+        count = 1 if loop == "forall" else sum(size != 0 for size in tile_sizes)
+        nest = [self._name() for _ in range(count)]
         self.lines.append(
-            f"{tiled}, {nest} = transform.structured.tile_using_{loop} {target} tile_sizes {list(tile_sizes)}"
-            f" : ({_ANY}) -> ({_ANY}, {_ANY})"
+            f"{', '.join((tiled, *nest))} = transform.structured.tile_using_{loop} {target} tile_sizes {list(tile_sizes)}"
+            f" : ({_ANY}) -> ({', '.join([_ANY] * (1 + count))})"
         )
-        return nest
+        return nest[0]
 
     def fuse(self, producers: Sequence[str], loop: str, cse: bool) -> str:
         """Fuse one producer after the other. Each use gets a clone of its own: where uses branch, cse in the loop must
@@ -288,8 +290,9 @@ def _block_tokens(module: ir.Module, phase: TaggedPhase, block: int, peel: bool)
 
 
 def _inside_token_loop(module: ir.Module, phase: TaggedPhase) -> list[str]:
-    """What is fused into the token loop: all but the chain that initialises the anchor, which is the loop's initial value."""
-    outside = set(phase.anchor.fills)
+    """What is fused into the token loop: all but the chain that initialises the anchor, which is the loop's initial value,
+    and the scales of the weight rows, which are the same for all tokens."""
+    outside = set(phase.anchor.fills).union(g.mark for g in phase.generics if g.role.startswith("scale"))
     operand = _find(module, phase.anchor.mark).operands[-1]
     while not isinstance(operand.owner, ir.Block) and "fusion_id" in operand.owner.operation.attributes:
         producer = operand.owner.operation
@@ -299,24 +302,29 @@ def _inside_token_loop(module: ir.Module, phase: TaggedPhase) -> list[str]:
 
 
 def _vectorise_dots(module: ir.Module, phase: TaggedPhase) -> None:
-    """Step through k by one lane group, vectorise, and keep the accumulators in registers.
+    """Step through k by one lane group, vectorise, and keep the accumulators in registers. Where the columns come in blocks
+    with a scale each, k is two loops: over the blocks, then over the lane groups of one.
 
     The tail of fewer than 8 columns stays a scalar loop in every variant, so that its bits do not depend on the variant.
     """
-    tails = {mark for g in phase.generics if g.role.startswith("tail") for mark in (g.mark, *g.fills)}
+    scalar = {mark for g in phase.generics if g.role.startswith(("tail", "scale")) for mark in (g.mark, *g.fills)}
     dots = {g.mark for g in phase.generics if g.role.startswith("dot")}
-    step = False
+    steps: set[str] = set()
     with module.context:
         for op in all_operations(module.operation, ["linalg.generic", "linalg.fill"]):
             mark = str(op.attributes["fusion_id"].value) if "fusion_id" in op.attributes else ""
-            if not mark.startswith(f"p{phase.number}.") or mark in tails or not _is_static(op):
+            if not mark.startswith(f"p{phase.number}.") or mark in scalar or not _is_static(op):
                 continue
-            op.attributes["vector_step"] = ir.StringAttr.get("dot" if mark in dots else "whole")
-            step = step or mark in dots
+            what = "whole"
+            if mark in dots:
+                what = "blocks" if len(op.attributes["iterator_types"]) == 5 else "dot"
+            op.attributes["vector_step"] = ir.StringAttr.get(what)
+            steps.add(what)
     script = _Script()
-    if step:
-        script.tile(script.match('vector_step = "dot"'), [0, 0, 1, 0], "for")
-        script.vectorise(script.match('vector_step = "dot"'))
+    for what, tile_sizes in (("blocks", [0, 0, 1, 1, 0]), ("dot", [0, 0, 1, 0])):
+        if what in steps:
+            script.tile(script.match(f'vector_step = "{what}"'), tile_sizes, "for")
+            script.vectorise(script.match(f'vector_step = "{what}"'))
     script.vectorise(script.match('vector_step = "whole"'))
     script.patterns(
         "canonicalization",

@@ -16,6 +16,7 @@ MODELS = [
     ("r1-mini-no-q-lora", "deepseek_v3", "float32", 1),
     ("r1-mini-tied", "deepseek_v3", "float32", 1),
     ("r1-mini-softmax", "deepseek_v3", "float32", 1),
+    ("r1-mini-fp8", "deepseek_v3", "float8_e4m3fn", 1),
     ("qwen2-mini", "qwen2", "float32", 1),
     ("llama-mini", "llama", "float16", 2),
 ]

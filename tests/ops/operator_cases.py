@@ -69,7 +69,7 @@ class Case:
                 made[name] = np.array(past, np.int64)
             elif name == "ids":
                 made[name] = generator.integers(0, self.inputs["table"].shape[0], shape)
-            elif name == "scale":
+            elif name.startswith("scale"):
                 made[name] = generator.uniform(0.01, 0.03, shape).astype(np.float32)
             else:
                 made[name] = generator.standard_normal(shape).astype(NUMPY_DTYPE[type_.dtype])
@@ -98,9 +98,9 @@ def dequantised(w, scale):
     return w * np.repeat(np.repeat(scale, 128, axis=0), 128, axis=1)[:n, :k]
 
 
-def swiglu(x, w_gate, w_up):
-    gate = x @ w_gate.T
-    return gate / (1 + np.exp(-gate)) * (x @ w_up.T)
+def swiglu(x, w_gate, w_up, scale_gate=None, scale_up=None):
+    gate = x @ dequantised(w_gate, scale_gate).T
+    return gate / (1 + np.exp(-gate)) * (x @ dequantised(w_up, scale_up).T)
 
 
 def rms_norm(x, gamma, epsilon):
@@ -198,18 +198,25 @@ CASES: tuple[Case, ...] = (
     _attention(2, 2, 7),
     Case("slots-28", "CombineSlots", (rows(28), rows(28), tensor("f32", "tokens", 3, 28), rows(3)), combine_slots),
     Case("slots-512", "CombineSlots", (rows(512), None, tensor("f32", "tokens", 8, 512), rows(8)), combine_slots),
+    Case("linear-fp8", "Linear", (rows(200), tensor("f8e4m3fn", 300, 200), None, None, tensor("f32", 3, 2)), linear),
+    Case(
+        "linear-fp8-odd",
+        "Linear",
+        (rows(271), tensor("f8e4m3fn", 6, 271), tensor("bf16", 6), rows(6), tensor("f32", 1, 3)),
+        linear,
+    ),
+    Case(
+        "swiglu-fp8",
+        "SwiGLU",
+        (rows(264), *[tensor("f8e4m3fn", 132, 264)] * 2, *[tensor("f32", 2, 3)] * 2),
+        swiglu,
+    ),
 )
 
-# Operators and operand types that can be planned and have a meaning, but no kernel.
+# Operators that can be planned and have a meaning, but no kernel.
 PLANNED_CASES: tuple[Case, ...] = (
     Case("experts-28", "CombineExperts", (rows(28), rows(28), rows(3), rows(28), rows(28), rows(28)), combine_experts),
     Case("experts-28-alone", "CombineExperts", (rows(28), None, rows(2), rows(28), rows(28)), combine_experts),
-    Case(
-        "linear-fp8",
-        "Linear",
-        (rows(200), tensor("f8e4m3fn", 300, 200), None, None, tensor("f32", 3, 2)),
-        linear,
-    ),
 )
 
 
@@ -226,7 +233,7 @@ def kernel_of(case: Case, tokens: int | None) -> KernelSource:
 
     Arguments carry the formal names, the result is ``y``, or the state ``cache``.
     """
-    weights = ("w", "w_gate", "w_up", "bias", "gamma", "cos", "sin", "table")
+    weights = ("w", "w_gate", "w_up", "bias", "gamma", "cos", "sin", "table", "scale", "scale_gate", "scale_up")
     roles: dict[str, Role] = {n: "weight" if n in weights else "state" if n == "cache" else "input" for n in case.inputs}
     arguments = [Argument(n, roles[n], t) for n, t in case.inputs.items() if n != "past"]
     (result,) = case.operator.infer(case.types, case.attributes)

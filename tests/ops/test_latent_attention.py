@@ -5,10 +5,7 @@ import numpy as np
 import pytest
 from operator_runs import NUMPY_DTYPE, kernel, reference, run_both
 
-from dsr1build.errors import InvalidInput
 from dsr1build.graph.model import TensorType
-from dsr1build.graph.signature import Signature
-from dsr1build.ops.emitter import Emitter, Value
 from dsr1build.ops.latent_attention import LATENT_ATTENTION_ABSORBED, LATENT_ATTENTION_EXPANDED
 from kernel_runner import compile_text
 
@@ -91,14 +88,26 @@ def test_reference_applies_block_scales():
         assert relative_error(got, expected) < form.tolerance
 
 
+# Heads whose rows cross blocks of 128 rows: a latent that no block divides, and two whole blocks.
+BLOCKS = [
+    {"heads": 2, "nope": 80, "rope": 4, "value": 72, "latent": 130},
+    {"heads": 4, "nope": 48, "rope": 16, "value": 40, "latent": 256},
+]
+
+
+@pytest.mark.parametrize("tokens", [1, None], ids=["tokens=1", "tokens=1.."])
+@pytest.mark.parametrize("size", [*BLOCKS, ODD], ids=["cut", "whole", "odd"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
-def test_block_scales_are_planned_but_not_lowered(form):
-    size = SMALL
-    types = (*types_of(size, "f8e4m3fn"), TensorType("f32", (2, 1)))
-    assert form.infer(types, attributes_of(size)) == (TensorType("f32", ("tokens", 96)),)
-    q, cache, w, _, scale = (Value(f"%a{k}", t) for k, t in enumerate(types))
-    with pytest.raises(InvalidInput, match="FP8 weights with block scales can be planned but not compiled yet"):
-        form.lower(Emitter(Signature((), ("tokens", "past", "context")), None), (q, cache, w, scale), attributes_of(size))
+def test_kernel_applies_block_scales(form, size, tokens, tmp_path):
+    rows, latent = size["heads"] * (size["nope"] + size["value"]), size["latent"]
+    types = (*types_of(size, "f8e4m3fn"), TensorType("f32", (-(-rows // 128), -(-latent // 128))))
+    scale = np.random.default_rng(1).uniform(0.5, 2.0, types[4].shape).astype(np.float32)
+    compiled = compile_text(*kernel(form, types, attributes_of(size), tokens), tmp_path)
+    for count in [1] if tokens else [1, 3]:
+        arrays = arrays_of(size, count, 37, "f8e4m3fn") | {"scale_kvb": scale}
+        dims = {"tokens": count, "past": 37, "context": CONTEXT}
+        (got,), (expected,) = run_both(form, types, attributes_of(size), compiled, arrays, dims)
+        assert relative_error(got, expected) < form.tolerance
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)

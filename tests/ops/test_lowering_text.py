@@ -129,15 +129,6 @@ def test_every_reshape_is_of_an_argument_or_of_an_earlier_phase() -> None:
                 assert phase_of[source] not in later, f"{each.name}: {lines[i]}"
 
 
-def test_block_weights_are_planned_but_not_lowered() -> None:
-    with pytest.raises(InvalidInput) as error:
-        kernel_of(case("linear-fp8"), 1)
-    assert error.value.render() == (
-        "Linear: error: FP8 weights with block scales can be planned but not compiled yet\n"
-        "help: convert the checkpoint to bf16 and build that."
-    )
-
-
 def test_the_dense_sum_of_experts_is_not_lowered() -> None:
     with pytest.raises(InvalidInput) as error:
         kernel_of(case("experts-28"), 1)

@@ -97,7 +97,7 @@ def test_the_true_r1_plans_in_seconds_with_its_counts(tmp_path: Path) -> None:
     assert report["partitions"]["total"] == 15_088
     assert report["model"]["parameters"] == 671_026_419_200
     assert report["model"]["tensors"] == 45_395
-    assert report["notes"] == ["FP8 weights can be planned, but not yet built."]
+    assert report["notes"] == []
 
 
 def test_a_build_file_that_does_not_exist_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

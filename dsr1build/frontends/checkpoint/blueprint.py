@@ -55,7 +55,6 @@ class Blueprint:
     bos_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     extra_layers: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +228,6 @@ def finish(
     functions: Mapping[Mode, Iterable[Function]],
     *,
     extra_layers: tuple[int, ...] = (),
-    notes: tuple[str, ...] = (),
 ) -> Blueprint:
     return Blueprint(
         architecture=architecture,
@@ -247,5 +245,4 @@ def finish(
         bos_token_ids=common.bos_token_ids,
         eos_token_ids=common.eos_token_ids,
         extra_layers=extra_layers,
-        notes=notes,
     )

@@ -92,7 +92,6 @@ def read_deepseek_v3(fields: Fields) -> bp.Blueprint:
         rope,
         functions,
         extra_layers=tuple(range(common.layers, common.layers + mtp)),
-        notes=("FP8 weights can be planned, but not yet built.",) if fp8 else (),
     )
 
 
