@@ -25,8 +25,8 @@ FAILURE = "failure.json"
 NOT_AGAIN = "it was not run again"
 _REMEMBERED = "it has failed twice in this way in an earlier build and was not run; --retry-failed runs it"
 # How many failed actions are kept, and the bytes of the inputs of one.
-_KEPT = 20
-_MOST_INPUT_BYTES = 256 << 20
+_KEPT = 100
+_MOST_INPUT_BYTES = 64 << 20
 _MOST_RECORD_BYTES = 1 << 20
 
 

@@ -67,6 +67,9 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
                 run_passes(module, groups[name])
             except ir.MLIRError as error:
                 raise BuildFailed(f"the pass group {name!r} failed: {diagnostics(error)}", where="@kernel") from error
+            except ValueError as error:
+                hint = "The passes are those of the target or of the recipe's `pipelines`."
+                raise BuildFailed(f"the pass group {name!r} cannot be read: {error}", where=groups[name], hint=hint) from error
             keep(name, str(module))
 
         run_group("parse")

@@ -121,7 +121,14 @@ def test_an_unknown_pass_fails_the_build_by_the_name_of_the_kernel(workspace):
     (failed,) = [event for event in events if event["event"] == "failed"]
     assert code == 1
     assert failed["kind"] == "compile" and failed["label"].endswith("for x86-64-v3")
-    assert "no-such-pass" in failed["output"]
+    assert failed["output"].splitlines()[0] == (
+        "no-such-pass: error: the pass group 'parse' cannot be read: MLIR Textual PassPipeline Parser:1:1: "
+        "error: 'no-such-pass' does not refer to a registered pass or pass pipeline"
+    )
+    assert failed["output"].splitlines()[-1] == "help: The passes are those of the target or of the recipe's `pipelines`."
+    assert failed["again"] == "it failed in the same way when it was run again"
+    kept = workspace / failed["reproducer"]
+    assert kept.parent == workspace / ".dsr1build/failures" and (kept / "request.json").is_file()
     summary = events[-1]
     assert (summary["event"], summary["compiled"], summary["failed"], summary["artifacts"]) == ("summary", 0, 1, [])
     assert summary["skipped"] > 0
@@ -131,6 +138,12 @@ def test_an_unknown_pass_fails_the_build_by_the_name_of_the_kernel(workspace):
     assert code == 1
     assert err.count(" failed: exit code 1\n") >= 7
     assert f"{finished} cached, 2 not started, in " in out.splitlines()[-1]
+    remembered = "it has failed twice in this way in an earlier build and was not run; --retry-failed runs it"
+    assert err.count(remembered) == 1
+    code, out, err = build(workspace, "BUILD.yaml", "-k", "--no-link")
+    assert code == 1 and err.count(remembered) >= 7 and "it failed in the same way" not in err
+    code, out, err = build(workspace, "BUILD.yaml", "--no-link", "--retry-failed")
+    assert code == 1 and remembered not in err and "it failed in the same way" in err
 
 
 def test_ctrl_c_stops_at_once_and_finished_actions_are_kept(workspace):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test_engine import HERE, Build, content, join, toy
 
+from dsr1build.execute import reproducer
 from dsr1build.execute.events import Failed, Started, Warned
 from dsr1build.execute.executor import Limits
 
@@ -119,10 +120,11 @@ def test_damaged_records_are_no_memory(store, failures):
         assert Build(store, toy("bad", "abort"), failures=failures).of(Started)
 
 
-def test_only_so_many_are_kept(store, failures):
-    actions = [toy(f"bad{number}", "leave_nothing", number=number) for number in range(22)]
-    Build(store, *actions, failures=failures, keep_going=True)
-    assert len(list(failures.iterdir())) == 20
+def test_only_so_many_are_kept(store, failures, monkeypatch):
+    monkeypatch.setattr(reproducer, "_KEPT", 3)
+    actions = [toy(f"bad{number}", "leave_nothing", kind="lower", number=number) for number in range(5)]
+    Build(store, *actions, failures=failures, keep_going=True, jobs=1)
+    assert sorted(place.name[17:] for place in failures.iterdir()) == ["toy-bad2", "toy-bad3", "toy-bad4"]
 
 
 def test_a_place_that_cannot_be_written_costs_the_reproducer_alone(store, tmp_path):
