@@ -27,7 +27,8 @@ from stress_workers import HERE, LEAVES, leaf, leaf_content, pair, pair_content
 
 from dsr1build.cache.eviction import Limits
 from dsr1build.cache.store import LocalStore
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 
 # Less than all results take, so that every few builds evict.
 ROOM = 600_000

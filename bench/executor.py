@@ -21,8 +21,9 @@ from rows import Row, arguments, median, report
 from builds import ROOT, project
 from dsr1build.cache.store import LocalStore
 from dsr1build.execute.action_directory import prepare
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
 from dsr1build.execute.events import Event, Finished, Started
+from dsr1build.execute.options import Options
 from dsr1build.execute.ready_queue import critical_paths
 from dsr1build.execute.resources import usable_cpus
 from dsr1build.plan.action import Action, Results

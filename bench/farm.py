@@ -21,9 +21,10 @@ from stress_workers import HERE, leaf, leaf_content, make_leaf
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import Fields
 from dsr1build.execute.dask_executor import open_dask
-from dsr1build.execute.engine import Options, Outcome, run_actions
+from dsr1build.execute.engine import Outcome, run_actions
 from dsr1build.execute.events import Event, Finished
 from dsr1build.execute.executor import Executor, OpenExecutor
+from dsr1build.execute.options import Options
 from dsr1build.plan.action import Action, Results
 
 sys.path.append(str(HERE.parent / "tests/execute"))

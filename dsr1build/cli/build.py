@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from dsr1build.cache.store import LocalStore
     from dsr1build.cli.planning import PlannedBuild
     from dsr1build.config.load import BuildConfig
-    from dsr1build.execute.engine import Options, Outcome
+    from dsr1build.execute.engine import Outcome
     from dsr1build.execute.events import Emit, Event, Failed, Summary
+    from dsr1build.execute.options import Options
     from dsr1build.execute.progress import View
     from dsr1build.plan.action import Action
     from dsr1build.plan.record import BuildRecord

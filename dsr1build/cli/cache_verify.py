@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from dsr1build.cache.checks import verify_store
-    from dsr1build.execute.engine import Options
+    from dsr1build.execute.options import Options
     from dsr1build.execute.recompute import recompute_sample
 
     for option, value in (("--recompute", arguments.recompute), ("-j", 0 if arguments.jobs is None else arguments.jobs - 1)):

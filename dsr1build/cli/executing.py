@@ -11,8 +11,8 @@ from dsr1build.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dsr1build.config.schema import Target
-    from dsr1build.execute.engine import Options
     from dsr1build.execute.executor import OpenExecutor
+    from dsr1build.execute.options import Options
 
 FAILURES = "failures"
 
@@ -49,8 +49,8 @@ def add_execution_arguments(parser: argparse.ArgumentParser) -> None:
 def execution_options(arguments: argparse.Namespace, file: Path, features: Callable[[], Iterable[str]] = tuple) -> "Options":
     """What the options say. ``file`` is the BUILD.yaml, beside which failed actions are kept. ``features`` tells, when an
     executor elsewhere is opened, what the CPUs there must have. Raises InvalidInput."""
-    from dsr1build.execute.engine import Options
     from dsr1build.execute.executor import Limits
+    from dsr1build.execute.options import Options
     from dsr1build.plan.record import RECORD_PATH
 
     if arguments.jobs is not None and arguments.jobs < 1:

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,9 @@ from dsr1build.errors import EnvironmentUnfit
 from dsr1build.execute import reproducer
 from dsr1build.execute.action_directory import collect, folder_name, prepare, work_directory
 from dsr1build.execute.events import Emit, Failed, Finished, Hit, Started
-from dsr1build.execute.executor import Ended, Limits, OpenExecutor
+from dsr1build.execute.executor import Ended
 from dsr1build.execute.failure import Failure
+from dsr1build.execute.options import Options
 from dsr1build.execute.runner import Job, Runner
 from dsr1build.plan.action import Action, ActionResult
 
@@ -24,36 +25,6 @@ if TYPE_CHECKING:
     from dsr1build.cache.shared import SharedCache
 
 _TIMES_MADE_AGAIN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a build runs.
-
-    ``jobs`` actions run at once; 0 stands for as many as the executor has places, which for this machine are the CPUs that
-    may be used and, under GNU make, what its jobserver gives. ``memory`` bytes are shared by all that runs here; 0 stands for
-    a part of what this process may use. ``limits`` are those of one action. With ``keep_going`` a failure stops only what
-    depends on it.
-
-    ``executor`` opens what runs the actions (by default this machine); with ``fallback`` this machine goes on where that
-    fails.
-    ``failures`` is a directory that takes what is needed to run a failed action again, and tells which actions have failed
-    twice in the same way: these are not run, except with ``retry_failed``.
-    ``save_temps`` is a directory that takes what the workers of compile actions leave in the directory that they are then
-    given as a fourth argument, by the action's label; these actions run even where the cache holds their results.
-    ``import_path`` is searched for workers beside the package.
-    """
-
-    jobs: int = 0
-    keep_going: bool = False
-    limits: Limits = field(default_factory=Limits)
-    memory: int = 0
-    executor: OpenExecutor | None = None
-    fallback: bool = False
-    failures: Path | None = None
-    retry_failed: bool = False
-    save_temps: Path | None = None
-    import_path: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

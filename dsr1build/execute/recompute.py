@@ -9,7 +9,8 @@ from dsr1build.cache.blobs import BlobLost
 from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, blob_refs, decode
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 from dsr1build.lower.action import WORKER as LOWER_WORKER
 from dsr1build.plan.action import Action, ActionKind, Results
 

@@ -12,14 +12,12 @@ Only a failure that came twice in the same way is remembered, under the whole ke
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsr1build.execute.action_directory import folder_name
 from dsr1build.execute.failure import Failure
-
-if TYPE_CHECKING:
-    from dsr1build.execute.runner import Job
+from dsr1build.plan.action import Action
 
 FAILURE = "failure.json"
 NOT_AGAIN = "it was not run again"
@@ -30,40 +28,53 @@ _MOST_INPUT_BYTES = 64 << 20
 _MOST_RECORD_BYTES = 1 << 20
 
 
-def keep(failures: Path, job: "Job", failure: Failure) -> Path:
-    """Copy what the action was given out of its directory. Raises OSError."""
-    place = failures / f"{job.key[:16]}-{folder_name(job.action.label)}"
+def keep(failures: Path, action: Action, key: str, directory: Path, failure: Failure) -> Path:
+    """Copy what the action was given out of the directory in which it ran. Raises OSError."""
+    place = failures / f"{key[:16]}-{folder_name(action.label)}"
     shutil.rmtree(place, ignore_errors=True)
-    if sum(path.stat().st_size for path in (job.directory / "inputs").iterdir()) > _MOST_INPUT_BYTES:
-        raise OSError(f"the inputs of {job.action.label} are too large to be kept")
+    if sum(path.stat().st_size for path in (directory / "inputs").iterdir()) > _MOST_INPUT_BYTES:
+        raise OSError(f"the inputs of {action.label} are too large to be kept")
     place.mkdir(parents=True)
-    shutil.copyfile(job.directory / "fields", place / "fields")
-    shutil.copytree(job.directory / "inputs", place / "inputs")
+    shutil.copyfile(directory / "fields", place / "fields")
+    shutil.copytree(directory / "inputs", place / "inputs")
     request = {
-        "worker": job.action.worker,
-        "preload": list(job.action.preload),
-        "outputs": list(job.action.outputs),
+        "kind": action.kind,
+        "label": action.label,
+        "worker": action.worker,
+        "preload": list(action.preload),
+        "outputs": list(action.outputs),
     }
     (place / "request.json").write_text(json.dumps(request, indent=1) + "\n", "utf-8")
-    _write(place, job, failure, NOT_AGAIN, same=False)
+    record = {
+        "key": key,
+        "kind": failure.kind,
+        "label": action.label,
+        "reason": failure.reason,
+        "output": failure.output,
+        "pass_group": failure.pass_group,
+        "again": NOT_AGAIN,
+        "same": False,
+    }
+    _write(place, record)
     _drop_oldest(failures)
     return place
 
 
-def complete(place: Path, job: "Job", first: Failure, second: Failure | None) -> str:
-    """Note what came of the second run, and say it in one line. Raises OSError."""
-    temps = job.directory / "temps"
+def complete(place: Path, directory: Path, second: Failure | None) -> str:
+    """Note what came of the second run, in ``directory``, and say it in one line. Raises OSError."""
+    first = json.loads((place / FAILURE).read_text("utf-8"))
+    temps = directory / "temps"
     if temps.is_dir():
         shutil.copytree(temps, place / "temps", dirs_exist_ok=True)
     # How much memory was used is not the same every time.
-    same = second is not None and second.kind == first.kind and (second.reason == first.reason or first.kind == "memory")
+    same = second is not None and second.kind == first["kind"] and (second.reason == first["reason"] or second.kind == "memory")
     if second is None:
         again = "it did not fail when it was run again"
     elif same:
         again = "it failed in the same way when it was run again"
     else:
         again = f"it failed in another way when it was run again: {second.reason}"
-    _write(place, job, first, again, same)
+    _write(place, {**first, "again": again, "same": same})
     return again
 
 
@@ -88,17 +99,7 @@ def recall(failures: Path, key: str) -> tuple[Failure, str, str] | None:
     return None
 
 
-def _write(place: Path, job: "Job", failure: Failure, again: str, same: bool) -> None:
-    record = {
-        "key": job.key,
-        "kind": failure.kind,
-        "label": job.action.label,
-        "reason": failure.reason,
-        "output": failure.output,
-        "pass_group": failure.pass_group,
-        "again": again,
-        "same": same,
-    }
+def _write(place: Path, record: Mapping[str, object]) -> None:
     half = place / f"{FAILURE}.new"
     half.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     half.replace(place / FAILURE)

@@ -10,7 +10,8 @@ from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, blob_refs, decode
 from dsr1build.errors import BuildFailed
 from dsr1build.execute.action_directory import folder_name
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 from dsr1build.plan.action import Action, ActionResult, Results
 
 _RUNS = ("one", "two")

@@ -17,6 +17,7 @@ from dsr1build.execute.events import Emit, Warned
 from dsr1build.execute.executor import Ended, Executor, Limits, Request
 from dsr1build.execute.failure import Failure, judge
 from dsr1build.execute.jobserver import open_jobserver
+from dsr1build.execute.options import Options
 from dsr1build.execute.ready_queue import ReadyQueue, critical_paths
 from dsr1build.execute.resources import DEFAULT_MEMORY_SHARE, affordable_jobs, killed_for_memory, usable_cpus, usable_memory
 from dsr1build.execute.server import ForkServer
@@ -24,7 +25,6 @@ from dsr1build.plan.action import Action
 from dsr1build.toolchains.pass_groups import PassGroup, read_groups
 
 if TYPE_CHECKING:
-    from dsr1build.execute.engine import Options
     from dsr1build.execute.history import Cost
 
 # What an action is taken to need where nothing is known of it.
@@ -66,7 +66,7 @@ class Job:
 class Runner:
     """The executors of one build and what waits for them. Close it to end all that runs."""
 
-    def __init__(self, scratch: Path, options: "Options", store: LocalStore, actions: Mapping[str, Action], emit: Emit) -> None:
+    def __init__(self, scratch: Path, options: Options, store: LocalStore, actions: Mapping[str, Action], emit: Emit) -> None:
         self._scratch = scratch
         self._options = options
         self._store = store
@@ -278,7 +278,7 @@ class Runner:
         if self._options.failures is None or failure.kind == "lost":
             return failure
         with contextlib.suppress(OSError):
-            job.reproducer = str(reproducer.keep(self._options.failures, job, failure))
+            job.reproducer = str(reproducer.keep(self._options.failures, job.action, job.key, job.directory, failure))
         if not job.reproducer:
             return failure
         if failure.kind == "time" and self._options.limits.seconds > _CHECKED_SECONDS:
@@ -293,5 +293,5 @@ class Runner:
         first = job.failure
         assert first is not None
         with contextlib.suppress(OSError):
-            job.again = reproducer.complete(Path(job.reproducer), job, first, second)
+            job.again = reproducer.complete(Path(job.reproducer), job.directory, second)
         return first

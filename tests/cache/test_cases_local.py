@@ -29,7 +29,8 @@ sys.path[:0] = [sys.argv[2]]
 from cache_stress import expected
 from stress_workers import HERE, leaf, pair
 from dsr1build.cache.store import LocalStore
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 from dsr1build.execute.events import Warned
 numbers = json.loads(sys.argv[3])
 pairs = [pair(numbers[0], number) for number in numbers[1:]]

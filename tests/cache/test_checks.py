@@ -13,7 +13,7 @@ import pytest
 from dsr1build.cache.checks import STATS_SCHEMA, verify_store
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, key_of, sha256_hex
-from dsr1build.execute.engine import Options
+from dsr1build.execute.options import Options
 from dsr1build.execute.recompute import recompute_sample
 
 

@@ -10,7 +10,8 @@ from dsr1build.cache.store import LocalStore
 from dsr1build.cli.main import main
 from dsr1build.cli.planning import plan_build
 from dsr1build.config.load import load_build
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 from dsr1build.plan.explain_report import EXPLAIN_SCHEMA
 from dsr1build.plan.record import RECORD_PATH, Done, make_record, watch_fields, write_record
 

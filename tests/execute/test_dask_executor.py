@@ -19,10 +19,11 @@ from dsr1build.digest import BlobRef, encode, sha256_hex
 from dsr1build.errors import EnvironmentUnfit, InvalidInput
 from dsr1build.execute import dask_executor, dask_task
 from dsr1build.execute.dask_executor import open_dask
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
 from dsr1build.execute.events import Failed, Finished
 from dsr1build.execute.executor import Limits
 from dsr1build.execute.fitness import expectation
+from dsr1build.execute.options import Options
 from dsr1build.execute.server import ForkServer
 from dsr1build.plan.action import Action
 

@@ -11,9 +11,10 @@ import pytest
 
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, sha256_hex
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
 from dsr1build.execute.events import EVENT_SCHEMA, Failed, Finished, Hit, Started, to_json
 from dsr1build.execute.executor import Limits
+from dsr1build.execute.options import Options
 from dsr1build.execute.resources import usable_cpus
 from dsr1build.plan.action import Action
 

@@ -13,8 +13,9 @@ from dsr1build.cache.remote import RemoteUnavailable, Timeouts
 from dsr1build.cache.shared import Notices, SharedCache
 from dsr1build.cache.signing import Trust
 from dsr1build.cache.store import LocalStore
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
 from dsr1build.execute.events import EVENT_SCHEMA, Finished, Hit, Started, to_json
+from dsr1build.execute.options import Options
 from dsr1build.plan.action import Action
 
 HERE = Path(__file__).parent

@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from test_engine import HERE, Build, content, join, toy
+from test_engine import Build, content, join, toy
 
 from dsr1build.execute import reproducer
 from dsr1build.execute.events import Failed, Started, Warned
@@ -41,20 +40,6 @@ def test_a_crash_is_kept_run_once_more_and_its_pass_group_named(store, failures)
     assert (place / "temps" / "00-parse.mlir").read_text() == "module {}"
     assert build.outcome.executed == ("good",)
     assert len([e for e in build.of(Started) if e.action == "bad"]) == 1
-
-
-def test_what_is_kept_runs_alone(store, failures):
-    Build(store, toy("bad", "die_in_group"), failures=failures)
-    place, _ = kept(failures)
-    run = subprocess.run(
-        [sys.executable, "-m", "dsr1build.execute.once", str(place)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
-    )
-    assert run.returncode != 0
-    assert "SIGABRT" in run.stdout + run.stderr
 
 
 def test_inputs_of_a_failed_action_are_kept(store, failures):

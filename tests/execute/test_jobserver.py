@@ -18,7 +18,8 @@ import json, sys, time
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from dsr1build.cache.store import LocalStore
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 from dsr1build.execute.events import Started, Finished, Warned
 from dsr1build.plan.action import Action
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from dsr1build.cache.store import LocalStore
 from dsr1build.cli.planning import plan_build
 from dsr1build.config.load import load_build
-from dsr1build.execute.engine import Options, run_actions
+from dsr1build.execute.engine import run_actions
+from dsr1build.execute.options import Options
 config = load_build(sys.argv[1])
 with LocalStore(Path(sys.argv[2]), print) as store:
     plan = plan_build(config, store).plan
