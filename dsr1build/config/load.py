@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import BaseModel
 
 from dsr1build.config.document import missing_file_hint, read_document
+from dsr1build.config.pipelines import refuse_unknown_targets
 from dsr1build.config.scalars import shown_text
 from dsr1build.config.schema import BuildFile, Profile, Recipe, Target
 from dsr1build.config.validate import validate
@@ -56,7 +57,8 @@ class BuildConfig:
       the model's own longest context where that is shorter; ``context_position`` is where the user asked, for messages.
     * ``output``: the directory that holds ``<name>/<target>/``.
     * ``cache_directory``: the directory of the local cache.
-    * ``profile_file``: the profile's file; ``profile_chosen``: whether the command line named it, not the build file.
+    * ``files``: every file that was read. ``profile_file``: the profile's file; ``profile_chosen``: whether the command line
+      named it, not the build file.
     """
 
     file: Path
@@ -71,6 +73,7 @@ class BuildConfig:
     cache_directory: Path
     profile_file: Path
     profile_chosen: bool
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def load_build(
     def place(*keys: str | int) -> _Place:
         return _Place(here, here_shown, document.position(*keys))
 
-    recipe = _load_named(build.recipe, "recipes", Recipe, place("recipe"))[0]
+    recipe, recipe_file = _load_named(build.recipe, "recipes", Recipe, place("recipe"))
     if targets:
         named_targets = [(text, _option_place("--target")) for text in targets]
     else:
@@ -129,7 +132,15 @@ def load_build(
         raise InvalidInput(
             f"the context must be at least 1 token, but is {context}", where="--context", hint="Write a positive number."
         )
-    loaded_targets = _load_targets(named_targets)
+    loaded_targets, target_files = _load_targets(named_targets)
+    own = [_absolute(here, text) for text in build.targets if _is_path(text)]
+    refuse_unknown_targets(
+        recipe,
+        recipe_file,
+        _shown(build.recipe, "recipes", place()),
+        [*(target.name for target in loaded_targets), *shipped_names("targets")],
+        {file.parent for file in (*own, *target_files)},
+    )
     place_of_output = _option_place("--output") if output else place("output") if "output" in build.model_fields_set else place()
     output_directory = _absolute(place_of_output.directory, output or build.output)
     for target in loaded_targets:
@@ -147,6 +158,7 @@ def load_build(
         cache_directory=_cache_directory(profile, profile_file.parent),
         profile_file=profile_file,
         profile_chosen=bool(cache),
+        files=(file, recipe_file, *target_files, profile_file),
     )
 
 
@@ -160,16 +172,18 @@ def _option_place(option: str) -> _Place:
     return _Place(Path.cwd(), ".", None, option)
 
 
-def _load_targets(named: Sequence[tuple[str, _Place]]) -> tuple[Target, ...]:
+def _load_targets(named: Sequence[tuple[str, _Place]]) -> tuple[tuple[Target, ...], tuple[Path, ...]]:
     loaded: list[Target] = []
+    files: list[Path] = []
     for text, place in named:
-        target = _load_named(text, "targets", Target, place)[0]
+        target, file = _load_named(text, "targets", Target, place)
         if any(target.name == earlier.name for earlier in loaded):
             raise place.fail(
                 f"the target `{target.name}` is named twice", "Remove one; bundles of equal name would overwrite each other."
             )
         loaded.append(target)
-    return tuple(loaded)
+        files.append(file)
+    return tuple(loaded), tuple(files)
 
 
 def _model_source(build: BuildFile, place_of: Callable[[str, str], _Place]) -> ModelSource:
@@ -218,12 +232,11 @@ def _refuse_file(bundle: Path, place: _Place) -> None:
 
 def _load_named(text: str, shelf: Shelf, schema: type[Section], place: _Place) -> tuple[Section, Path]:
     """Read the file that ``text`` names: a path, or the name of a shipped file. Gives the content and the path."""
-    if "/" in text or text.endswith((".yaml", ".yml")):
+    if _is_path(text):
         path = _absolute(place.directory, text)
         if _kind_of(path, place) is None:
             raise place.fail(f"the {_WORDS[shelf]} `{text}` does not exist", missing_file_hint(path))
-        shown = text if Path(text).is_absolute() else os.path.normpath(Path(place.shown) / text)
-        return validate(read_document(path, shown), schema), path
+        return validate(read_document(path, _shown(text, shelf, place)), schema), path
     path = shipped_directory(shelf) / f"{text}.yaml"
     names = shipped_names(shelf)
     if text not in names:
@@ -233,7 +246,18 @@ def _load_named(text: str, shelf: Shelf, schema: type[Section], place: _Place) -
             f"no {_WORDS[shelf]} named `{text}` ships with dsr1build",
             f"{lead}There are {', '.join(names)}; for a file of your own write its path, for example ./{text}.yaml.",
         )
-    return validate(read_document(path, f"{shelf}/{text}.yaml"), schema), path
+    return validate(read_document(path, _shown(text, shelf, place)), schema), path
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.endswith((".yaml", ".yml"))
+
+
+def _shown(text: str, shelf: Shelf, place: _Place) -> str:
+    """What messages call the file that ``text`` names."""
+    if not _is_path(text):
+        return f"{shelf}/{text}.yaml"
+    return text if Path(text).is_absolute() else os.path.normpath(Path(place.shown) / text)
 
 
 def shipped_directory(shelf: Shelf) -> Path:

@@ -122,6 +122,38 @@ def test_unknown_shipped_target(project: Path) -> None:
     )
 
 
+def write_recipe(project: Path, pipelines: str) -> None:
+    shipped = (ROOT / "recipes" / "deepseek_v3.yaml").read_text()
+    (project / "recipe.yaml").write_text(f"{shipped}pipelines:\n{pipelines}")
+    write(project, "recipe: deepseek_v3", "recipe: ./recipe.yaml")
+
+
+def test_pipelines_for_a_target_that_exists_nowhere(project: Path) -> None:
+    write_recipe(project, "  native: {all: {passes: {optimize: -O2}}}\n  x86-64-v8: {all: {passes: {optimize: -O2}}}\n")
+    line = len((project / "recipe.yaml").read_text().splitlines())
+    assert message() == (
+        f"recipe.yaml:{line}:3: error: pipelines has an entry for the target `x86-64-v8`, and there is no such target\n"
+        "      x86-64-v8: {all: {passes: {optimize: -O2}}}\n"
+        "      ^\n"
+        "help: Did you mean x86-64-v3? There are native, x86-64-v3; a target of your own must be one that BUILD.yaml names,"
+        " or lie beside it."
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_pipelines_for_a_target_that_this_build_leaves_out(project: Path, named: bool) -> None:
+    """It exists: BUILD.yaml names it and the command line another, or it lies beside one that BUILD.yaml names."""
+    write_recipe(project, "  server: {all: {passes: {optimize: -O2}}}\n")
+    target = (ROOT / "targets" / "x86-64-v3.yaml").read_text()
+    (project / "targets").mkdir()
+    for file, name in (("a", "server"), ("b", "laptop")):
+        (project / "targets" / f"{file}.yaml").write_text(target.replace("name: x86-64-v3", f"name: {name}"))
+    (project / "targets" / "notes.yaml").write_text("name: nothing\n")
+    write(project, "[x86-64-v3]", f"[targets/{'a' if named else 'b'}.yaml]")
+    config = load_build("BUILD.yaml", targets=["x86-64-v3"])
+    assert [found.name for found in config.targets] == ["x86-64-v3"] and list(config.recipe.pipelines) == ["server"]
+
+
 def test_missing_recipe_file(project: Path) -> None:
     (project / "recipes").mkdir()
     (project / "recipes" / "mine.yaml").write_text("")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -91,18 +92,63 @@ def test_another_machine_finds_everything_in_the_exported_cache(first, tmp_path)
     assert stats["seconds_saved"] > 0
 
 
+# An interpreter below a home that is closed to others runs only where files can be read in spite of their modes; what is
+# written is written as the other user all the same.
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
+def words_of_another_user():
+    """The words before a command that another user runs; skips the test where there is no way to become one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv, which gives a command to another user")
+    for prefix in (AS_NOBODY, (*AS_NOBODY, *READING)):
+        if subprocess.run([*prefix, sys.executable, "-c", "import dsr1build"], cwd="/", capture_output=True).returncode == 0:
+            return prefix
+    pytest.skip(f"user 65534 cannot run {sys.executable}")
+
+
+def test_another_user_finds_everything_in_the_exported_cache(first):
+    """Another user id, HOME, time zone, and a workspace of that user under a path with blanks and letters of all kinds."""
+    workspace, _, keys, _, archive = first
+    prefix = words_of_another_user()
+    with tempfile.TemporaryDirectory(prefix="größere Wohnung 家 ") as root:
+        theirs, home, taken = copy_workspace(Path(root, "Kopie — 副本")), Path(root, "hö me"), Path(root, "their cache.tar")
+        home.mkdir()
+        shutil.copyfile(archive, taken)
+        for path in (Path(root), *Path(root).rglob("*")):
+            os.chown(path, 65534, 65534)
+        environment = {**os.environ, **SURROUNDINGS, "HOME": str(home)}
+
+        def ours(*words):
+            command = [*prefix, sys.executable, "-m", "dsr1build", *words]
+            done = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        ours("cache", "import", str(taken))
+        events = [json.loads(line) for line in ours("build", "BUILD.yaml", "--json").splitlines()]
+        moved = {event["action"]: event["key"] for event in events if event["event"] == "hit"}
+        assert moved == keys
+        assert (events[-1]["executed"], events[-1]["hits"]["local"]) == (0, len(keys))
+        assert {path.stat().st_uid for path in (theirs / "dist").rglob("*")} == {65534}
+        assert built_files(theirs) == built_files(workspace)
+
+
+def built_files(workspace):
+    dist = workspace / "dist"
+    return {str(path.relative_to(dist)): path.read_bytes() for path in dist.rglob("*") if path.is_file()}
+
+
 def test_bundles_of_both_machines_have_the_same_bytes(first, tmp_path):
     workspace, _, _, _, archive = first
     other = copy_workspace(tmp_path / "other")
     environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": ""}
     dsr1build("cache", "import", str(archive), workspace=other, **environment)
     build(other, **environment)
-
-    def files(root):
-        dist = root / "dist"
-        return {str(path.relative_to(dist)): path.read_bytes() for path in dist.rglob("*") if path.is_file()}
-
-    assert files(other) == files(workspace) and files(other)
+    assert built_files(other) == built_files(workspace) and built_files(other)
 
 
 def test_a_warm_build_is_much_faster_than_the_first(first):
