@@ -1,5 +1,6 @@
 """The ActionResult that stands for an action on servers that know actions: its outputs, and the record as one more file."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ RECORD_NAME = "dsr1-record.json"
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """What an ActionResult says of the record. ``contents`` is empty where it is not inlined; nothing is checked."""
+    """What an ActionResult says of the record. ``contents`` is empty where it is not inlined; nothing but the digest's
+    form is checked."""
 
     blob: BlobRef
     size: int
@@ -45,6 +47,7 @@ def decode_action_result(data: bytes) -> RecordFile | None:
     except DecodeError:
         return None
     for file in result.output_files:
-        if file.path == RECORD_NAME and file.digest.size_bytes > 0:
+        # The digest becomes a part of an address.
+        if file.path == RECORD_NAME and file.digest.size_bytes > 0 and re.fullmatch("[0-9a-f]{64}", file.digest.hash):
             return RecordFile(BlobRef(file.digest.hash), file.digest.size_bytes, file.contents)
     return None

@@ -11,6 +11,7 @@ import http.client
 import io
 import itertools
 import math
+import re
 import socket
 import ssl
 import threading
@@ -170,7 +171,7 @@ class _HttpRemote:
                 return False
             length = response.headers.get("Content-Length", "")
             # The length of a compressed answer says nothing.
-            return not length.isdigit() or "Content-Encoding" in response.headers or int(length) == size
+            return not re.fullmatch("[0-9]{1,19}", length) or "Content-Encoding" in response.headers or int(length) == size
 
     def _put(self, path: str, size: int, body: _Body) -> None:
         with self._exchange("PUT", path, size, body) as response:
@@ -196,6 +197,10 @@ class _HttpRemote:
                     response.close()
         except HTTPError as error:
             raise self._unavailable(error, f"{method} {path}") from error
+        except (ValueError, http.client.HTTPException):
+            # What the parsers of an answer raise that urllib3 does not wrap: a chunk of negative length, for example. Their
+            # texts may hold what was sent.
+            raise RemoteUnavailable(f"{self._name} answered {method} {path} with what is not HTTP") from None
 
     def _follow(self, method: str, path: str, size: int, body: _Body | None) -> urllib3.BaseHTTPResponse:
         """The answer after redirects, which may not lead to another scheme, host or port: credentials go with them."""
@@ -204,9 +209,12 @@ class _HttpRemote:
             response = self._send(method, target, size, body)
             if response.status not in _REDIRECTS:
                 return response
-            location = urljoin(f"{self._name}/{path}", response.headers.get("Location", ""))
             response.close()
-            old, new = urlsplit(self._name), urlsplit(location)
+            try:
+                new = urlsplit(urljoin(f"{self._name}/{path}", response.headers.get("Location", "")))
+            except ValueError:
+                raise RemoteUnavailable(f"{self._name} redirects {method} {path} to no address") from None
+            old = urlsplit(self._name)
             if (new.scheme, new.netloc) != (old.scheme, old.netloc):
                 raise RemoteUnavailable(f"{self._name} redirects {method} {path} to another host, which is not followed")
             if body is not None and response.status not in (307, 308):
@@ -292,7 +300,7 @@ def _read_rest(response: urllib3.BaseHTTPResponse) -> bool:
 
 def _seconds(retry_after: str) -> float:
     """The wait that a ``Retry-After`` asks for (RFC 9110, 10.2.3): seconds or a date. 0 for neither."""
-    if retry_after.strip().isdigit():
+    if re.fullmatch(r"[0-9]+", retry_after.strip()):
         return float(retry_after)
     with suppress(ValueError, TypeError, OverflowError):
         wait = email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time()

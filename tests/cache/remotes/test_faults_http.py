@@ -14,6 +14,7 @@ from servers_http import Behaviour, FaultServer, Request, answer, drip, hang
 from dsr1build.cache.remote import ActionName, Remote, RemoteBusy, RemoteDenied, RemoteUnavailable, Timeouts
 from dsr1build.cache.remotes.action_result import encode_action_result
 from dsr1build.cache.remotes.http import open_http
+from dsr1build.cache.remotes.proto import message
 from dsr1build.digest import BlobRef, sha256_hex
 
 TIMEOUTS = Timeouts(connect=0.5, request=0.4)
@@ -391,3 +392,51 @@ def test_closing_ends_requests_in_flight(start: Start) -> None:
     server.close()
     assert not thread.is_alive()
     assert len(outcome) == 1
+
+
+def _raw(data: bytes) -> Behaviour:
+    def behave(connection: socket.socket, request: Request) -> bool:
+        connection.sendall(data)
+        return False
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # Characters that are digits to Python and no numbers.
+        b"HTTP/1.1 429 X\r\nRetry-After: \xb2\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 503 X\r\nRetry-After: " + b"9" * 5000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 X\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 X\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 302 X\r\nLocation: http://[x\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 X\r\nLocation: http://a\xbd.x:y/\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 X\r\nLocation: /\xe9 \x01\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 X\r\nLocation: file:///etc/hostname\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc",
+        b"HTTP/1.1 200 X\r\n" + b"a: b\r\n" * 5000,
+        b"HTTP/1.1 \xb2\xb2\xb2 X\r\n\r\n",
+        b"\0" * 100,
+    ],
+)
+def test_whatever_a_server_sends_is_a_failure_of_the_server(start: Start, tmp_path: Path, data: bytes) -> None:
+    remote, _ = start(_raw(data))
+    for request in every_request(remote, tmp_path):
+        try:
+            answered = request()
+        except RemoteUnavailable as error:
+            assert "s3cr3t" not in str(error)
+        else:
+            assert answered in ({}, frozenset(), frozenset(BLOBS), None)
+    assert [path.name for path in tmp_path.iterdir()] == ["upload"]
+
+
+@pytest.mark.parametrize("name", ["é" * 32, "../../secret", "a b", "?x"])
+def test_a_digest_that_is_none_is_asked_of_nobody(start: Start, name: str) -> None:
+    result = message("ActionResult")(
+        output_files=[message("OutputFile")(path="dsr1-record.json", digest=message("Digest")(hash=name, size_bytes=len(RECORD)))]
+    )
+    remote, server = start(answer(200, result.SerializeToString()))
+    assert remote.find_records([KEY]) == {}
+    assert len(server.requests) == 1
