@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsr1build.cli.executing import add_execution_arguments, execution_options, native_features
+from dsr1build.cli.unchanged import answer, begin, remember
 from dsr1build.errors import BuildFailed, VerificationFailed
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def percentage(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    started = time.monotonic()
+    began = begin()
+    if answer(arguments, began):
+        return 0
     from dsr1build.cli.explaining import earlier_entries, explained_record, follow
     from dsr1build.cli.planning import plan_build
     from dsr1build.cli.sharing import open_shared
@@ -136,12 +139,13 @@ def run(arguments: argparse.Namespace) -> int:
                 failed=len(outcome.failed),
                 skipped=len(outcome.skipped),
                 artifacts=artifacts,
-                seconds=round(time.monotonic() - started, 3),
+                seconds=round(time.monotonic() - began.seconds, 3),
             )
             summarize_step(record, summary, failures, report)
             emit(summary)
         if arguments.check_reproducible and not outcome.failed:
             check_reproducible(actions, seen, outcome, store, build, options)
+        remember(arguments, config, summary, began)
     if outcome.failed:
         return 1
     if arguments.min_hit_rate is not None and hit_rate(summary) < arguments.min_hit_rate:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["file", "directory", "absent"]
-How: TypeAlias = Literal["whole", "header"]
+How: TypeAlias = Literal["whole", "header", "stamp"]
 
 # File systems may give two changes within this time the same time stamp.
 SETTLED_NS = 2_000_000_000
@@ -28,7 +28,8 @@ _ABSENT = (0, 0, 0, 0, 0)
 
 class Fingerprint(NamedTuple):
     """``stamp`` is (device, inode, bytes, mtime in ns, ctime in ns) of what the path leads to; ``content`` is a SHA-256 in
-    hexadecimal digits, empty for an absent file. ``how`` says what of a file counts: all of it, or size and header."""
+    hexadecimal digits, empty for an absent file. ``how`` says what of a file counts: all of it, size and header, or nothing but
+    the stamp, for files that are costly to read."""
 
     kind: Kind
     how: How
@@ -40,7 +41,8 @@ class Fingerprint(NamedTuple):
 def take_fingerprint(path: str, how: How = "whole") -> Fingerprint:
     """The fingerprint of a file, of a directory (the names in it) or of a path where there is nothing.
 
-    With ``header`` the size and the header of a safetensors file count, and nothing else is read. Raises OSError where the
+    With ``header`` the size and the header of a safetensors file count, with ``stamp`` the stamp alone, and nothing else is
+    read. Raises OSError where the
     path cannot be looked at or read, and ValueError for what is neither a file nor a directory, or lacks a sound header.
     """
     started = time.time_ns()
@@ -118,4 +120,8 @@ def _digest_header(path: str) -> str:
     return hashlib.sha256(b"%d %b" % (size, header)).hexdigest()
 
 
-_DIGEST: Mapping[How, Callable[[str], str]] = {"whole": _digest_whole, "header": _digest_header}
+def _digest_stamp(path: str) -> str:
+    return repr(_stamp(Path(path).stat()))
+
+
+_DIGEST: Mapping[How, Callable[[str], str]] = {"whole": _digest_whole, "header": _digest_header, "stamp": _digest_stamp}
