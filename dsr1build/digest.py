@@ -22,6 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+# Fields of actions are a few levels deep; those of a stranger's cache might be deeper than the interpreter's stack.
+DEEPEST = 100
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
@@ -78,9 +81,10 @@ def decode(data: bytes) -> FieldValue:
     """The value whose encoding is ``data``: lists come back as tuples, mappings as dicts in key order.
 
     Raises ValueError for anything that ``encode`` would not have written: a truncated or trailing byte, keys out of order
-    or twice, an integer with a leading zero, NaN. So ``encode(decode(data)) == data`` holds for all that is accepted.
+    or twice, an integer with a leading zero, NaN; and for more than ``DEEPEST`` lists and mappings in one another. So
+    ``encode(decode(data)) == data`` holds for all that is accepted.
     """
-    value, end = _decode(data, 0)
+    value, end = _decode(data, 0, DEEPEST)
     if end != len(data):
         raise ValueError(f"{len(data) - end} bytes follow the value")
     return value
@@ -97,7 +101,9 @@ def _sized(data: bytes, at: int) -> tuple[bytes, int]:
     return _take(data, at + 8, size), at + 8 + size
 
 
-def _decode(data: bytes, at: int) -> tuple[FieldValue, int]:
+def _decode(data: bytes, at: int, depth: int) -> tuple[FieldValue, int]:
+    if depth < 0:
+        raise ValueError(f"the value at byte {at} is nested too deeply")
     tag = _take(data, at, 1)
     at += 1
     match tag:
@@ -128,7 +134,7 @@ def _decode(data: bytes, at: int) -> tuple[FieldValue, int]:
             at += 8
             items: list[FieldValue] = []
             for _ in range(count):
-                item, at = _decode(data, at)
+                item, at = _decode(data, at, depth - 1)
                 items.append(item)
             return tuple(items), at
         case b"M":
@@ -141,7 +147,7 @@ def _decode(data: bytes, at: int) -> tuple[FieldValue, int]:
                 if previous is not None and key <= previous:
                     raise ValueError(f"the key {key!r} does not follow {previous!r} in order")
                 previous = key
-                mapping[key.decode("utf-8")], at = _decode(data, at)
+                mapping[key.decode("utf-8")], at = _decode(data, at, depth - 1)
             return mapping, at
     raise ValueError(f"unknown tag {tag!r} at byte {at - 1}")
 

@@ -19,6 +19,9 @@ from typing import BinaryIO, TypeVar
 
 from dsr1build.digest import BlobRef
 
+# Results are a thousand times smaller. A damaged disk may show files of any length, with holes; a longer one is neither read
+# nor copied.
+LARGEST_BLOB = 1 << 30
 _CHUNK = 1 << 20
 # What a network file system answers for a moment, when a file is replaced on its server or held by another host.
 _PASSING = (errno.EBUSY, errno.ESTALE, errno.EAGAIN)
@@ -29,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class NotAFile(Exception):
-    """What bears the name of a file is a directory, a named pipe, a socket or a device."""
+    """What bears the name of a file is a directory, a named pipe, a socket or a device, or longer than any such file."""
 
 
 class BlobLost(Exception):
@@ -63,10 +66,11 @@ class BlobTree:
     def path(self, ref: BlobRef) -> Path:
         return self.root / ref.sha256[:2] / ref.sha256
 
-    def read(self, ref: BlobRef) -> bytes:
-        """The verified content. Raises BlobLost, and OSError where the process has no file handle left."""
+    def read(self, ref: BlobRef, most: int = LARGEST_BLOB) -> bytes:
+        """The verified content; a file of more than ``most`` bytes counts as damaged and is not read. Raises BlobLost, and
+        OSError where the process has no file handle left."""
         try:
-            data = patiently(lambda: _read(self.path(ref)))
+            data = patiently(lambda: _read(self.path(ref), most))
         except NotAFile:
             self.set_aside(ref)
             raise BlobLost(ref, "damaged") from None
@@ -90,7 +94,7 @@ class BlobTree:
     def copy_to(self, ref: BlobRef, target: Path) -> None:
         """Copy the verified content to ``target``. Raises BlobLost, and OSError where ``target`` cannot be written."""
         try:
-            source = patiently(lambda: open_file(self.path(ref)))
+            source = patiently(lambda: open_file(self.path(ref), LARGEST_BLOB))
         except NotAFile:
             self.set_aside(ref)
             raise BlobLost(ref, "damaged") from None
@@ -194,9 +198,9 @@ def patiently(attempt: Callable[[], _T]) -> _T:
     return attempt()
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for anything else that may stand there. Raises OSError and
-    NotAFile."""
+def open_file(path: Path, most: int | None = None) -> BinaryIO:
+    """Open a regular file, of at most ``most`` bytes, for reading, without waiting for anything else that may stand there.
+    Raises OSError and NotAFile."""
     try:
         # Without O_NONBLOCK the call waits for a writer of a named pipe, for ever if there is none.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -204,14 +208,15 @@ def open_file(path: Path) -> BinaryIO:
         if error.errno in (errno.ENXIO, errno.ENODEV):
             raise NotAFile(str(path)) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (most is not None and status.st_size > most):
         os.close(descriptor)
         raise NotAFile(str(path))
     return os.fdopen(descriptor, "rb")
 
 
-def _read(path: Path) -> bytes:
-    with open_file(path) as file:
+def _read(path: Path, most: int) -> bytes:
+    with open_file(path, most) as file:
         return file.read()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dsr1build.cache.blobs import BlobLost
-from dsr1build.cache.record import Record, parse_record
+from dsr1build.cache.record import LARGEST_RECORD, Record, parse_record
 from dsr1build.cache.statistics import REASONS
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef, Fields, key_of
@@ -131,7 +131,7 @@ def verify_store(store: LocalStore) -> tuple[int, list[Fault]]:
     good: dict[BlobRef, int] = {}
     for ref in manifests:
         try:
-            record = parse_record(files.manifests.read(ref))
+            record = parse_record(files.manifests.read(ref, LARGEST_RECORD))
         except BlobLost as lost:
             faults.append(Fault(ref.sha256, "its manifest", lost.reason))
             continue

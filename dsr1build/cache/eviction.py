@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dsr1build.cache.blobs import BlobLost, BlobTree
 from dsr1build.cache.leases import Leases
-from dsr1build.cache.record import Record, parse_record
+from dsr1build.cache.record import LARGEST_RECORD, Record, parse_record
 from dsr1build.digest import BlobRef
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class StoreFiles:
     def record(self, manifest: BlobRef) -> Record | None:
         """What a manifest says; None where it is missing or damaged. Raises OSError where no file handle is left."""
         try:
-            return parse_record(self.manifests.read(manifest))
+            return parse_record(self.manifests.read(manifest, LARGEST_RECORD))
         except (BlobLost, ValueError):
             return None
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dsr1build.cache.blobs import BlobLost, BlobTree, Staged, discard
 from dsr1build.cache.eviction import SLACK, Eviction, Limits, StoreFiles, evict
 from dsr1build.cache.leases import Leases
-from dsr1build.cache.record import LONGEST_LABEL, Record, check_output_path, parse_record, render_record
+from dsr1build.cache.record import LARGEST_RECORD, LONGEST_LABEL, Record, check_output_path, parse_record, render_record
 from dsr1build.cache.scratch import make_scratch
 from dsr1build.cache.signing import Trust, refusal
 from dsr1build.cache.statistics import Counters, parse_counters, render_counters
@@ -121,7 +121,7 @@ class LocalStore:
         if entry is None:
             return "absent"
         try:
-            record = parse_record(self._manifests.read(entry.manifest), key)
+            record = parse_record(self._manifests.read(entry.manifest, LARGEST_RECORD), key)
             if not peek and self._writable:
                 names = (ref.sha256 for ref, _ in record.outputs.values())
                 self._leases.hold((entry.manifest.sha256, key, *names))
@@ -252,7 +252,7 @@ class LocalStore:
         """The record of ``key`` as it is kept, signature and all; None where it is missing or damaged. Not held."""
         entry = self._entry(key)
         try:
-            data = None if entry is None else self._manifests.read(entry.manifest)
+            data = None if entry is None else self._manifests.read(entry.manifest, LARGEST_RECORD)
             return data if data is not None and parse_record(data, key) else None
         except (BlobLost, OSError, ValueError):
             return None

@@ -113,7 +113,12 @@ def render_report(report: Mapping[str, Any], first: str = "", second: str = "") 
         states = [entry["state"] for entry in report["actions"]]
         counts = ", ".join(_counted(states.count(state), state) for state in dict.fromkeys(states))
         lines.append(f"{len(states)} action{'' if len(states) == 1 else 's'}: {counts}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{_visible(line)}\n" for line in lines)
+
+
+def _visible(line: str) -> str:
+    """Names from the record of a stranger may hold what a terminal or a CI service obeys, line ends above all."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _counted(count: int, state: str) -> str:

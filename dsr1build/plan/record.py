@@ -16,17 +16,18 @@ import contextlib
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from dsr1build import __version__
-from dsr1build.digest import BlobRef, Fields, FieldValue, decode, encode, sha256_hex
+from dsr1build.digest import DEEPEST, BlobRef, Fields, FieldValue, decode, encode, sha256_hex
 from dsr1build.errors import InvalidInput
 from dsr1build.plan.action import Action, ActionKind, Results
-from dsr1build.plan.explain import Difference, Explanation, Known, Shortened, Tree, is_list, shorten
+from dsr1build.plan.explain import Difference, Explanation, Known, Reason, Shape, Shortened, Tree, is_list, shorten
 
 RECORD_VERSION = 1
 RECORD_PATH = Path(".dsr1build") / "last-build.json"
@@ -168,19 +169,41 @@ def tree_to_json(tree: Tree) -> Any:
     return tree
 
 
-def tree_from_json(data: Any) -> Tree:
+def tree_from_json(data: Any, depth: int = DEEPEST) -> Tree:
     """Raises KeyError, ValueError or TypeError where ``data`` is not what ``tree_to_json`` writes."""
+    if depth < 0:
+        raise ValueError("a value is nested too deeply")
     if isinstance(data, list):
-        return tuple(tree_from_json(item) for item in data)
+        return tuple(tree_from_json(item, depth - 1) for item in data)
     if isinstance(data, dict):
         if "fields" in data:
-            return {str(name): tree_from_json(item) for name, item in data["fields"].items()}
+            return {str(name): tree_from_json(item, depth - 1) for name, item in data["fields"].items()}
         if "blob" in data:
-            return BlobRef(str(data["blob"]))
+            return BlobRef(_digest(data["blob"]))
         if "float" in data:
-            return float(data["float"])
-        return Shortened(data["shortened"], int(data["length"]), str(data["sha256"]))
+            return float(_text(data["float"]))
+        if type(data["length"]) is not int or data["length"] < 0:
+            raise ValueError("the length of a value is not a number")
+        return Shortened(_one_of(data["shortened"], get_args(Shape)), data["length"], _digest(data["sha256"]))
     return cast("Tree", data)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if re.fullmatch("[0-9a-f]{64}", _text(value)) is None:
+        raise ValueError(f"{value!r} is not a SHA-256")
+    return _text(value)
+
+
+def _one_of(value: Any, words: Sequence[str]) -> Any:
+    if value not in words:
+        raise ValueError(f"{value!r} is none of {', '.join(words)}")
+    return value
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
@@ -199,10 +222,14 @@ def difference_to_json(difference: Difference, others: tuple[str, ...]) -> dict[
 
 
 def explanation_from_json(data: Any) -> Explanation:
+    """Raises KeyError, ValueError, TypeError or AttributeError where ``data`` is not what ``explanation_to_json`` writes."""
+    reason = _one_of(data["reason"], get_args(Reason))
     against = data.get("against", {"origin": "", "action": "", "label": "", "key": ""})
-    difference = Difference(data["field"], data["before"], data["after"]) if "field" in data else None
-    place = (against["origin"], against["action"], against["label"], against["key"])
-    return Explanation(data["reason"], *place, difference, tuple(data.get("others", ())))
+    difference = None
+    if "field" in data or reason == "changed":
+        difference = Difference(_text(data["field"]), _text(data["before"]), _text(data["after"]))
+    place = (_text(against["origin"]), _text(against["action"]), _text(against["label"]), _text(against["key"]))
+    return Explanation(reason, *place, difference, tuple(map(_text, data.get("others", ()))))
 
 
 def record_to_json(record: BuildRecord) -> dict[str, Any]:
@@ -235,8 +262,12 @@ def record_from_json(data: Any) -> BuildRecord:
         fields = {str(name): str(digest) for name, digest in given.get("fields", {}).items()}
         if any(digest not in values for digest in fields.values()):
             raise ValueError("a field has no value")
-        head = (given["kind"], given["label"], given["outcome"], given["seconds"])
-        return ActionRecord(*head, given.get("key", ""), fields, explanation)
+        seconds = given["seconds"]
+        if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+            raise ValueError(f"{seconds!r} is not a number of seconds")
+        key = _digest(given["key"]) if "key" in given else ""
+        kind, outcome = _one_of(given["kind"], get_args(ActionKind)), _one_of(given["outcome"], get_args(OutcomeName))
+        return ActionRecord(kind, _text(given["label"]), outcome, seconds, key, fields, explanation)
 
     values = {str(digest): tree_from_json(tree) for digest, tree in data["values"].items()}
     actions = {str(id): entry(given) for id, given in data["actions"].items()}
@@ -277,7 +308,7 @@ def read_record(path: Path) -> BuildRecord:
     except OSError as error:
         raise InvalidInput(f"the build record cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        why = str(error) if isinstance(error, ValueError) and "version" in str(error) else "the file is not a build record"
+        why = str(error) if str(error).startswith("version ") else "the file is not a build record"
         raise InvalidInput(why, where=str(path), hint=hint) from None
 
 
@@ -289,7 +320,10 @@ def _read(path: Path) -> BuildRecord:
         data = file.read(_LARGEST_FILE + 1)
     if len(data) > _LARGEST_FILE:
         raise ValueError("the file is too long")
-    return record_from_json(json.loads(data))
+    try:
+        return record_from_json(json.loads(data))
+    except RecursionError:
+        raise ValueError("the file is nested too deeply") from None
 
 
 def _object(properties: Mapping[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:

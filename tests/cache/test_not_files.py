@@ -54,6 +54,7 @@ THINGS = {
     "terminal": lambda path: path.symlink_to("/dev/tty"),
     "dangling link": lambda path: path.symlink_to("nowhere"),
     "link to itself": lambda path: path.symlink_to(path.name),
+    "file of holes": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
     "link to a pipe": lambda path: (os.mkfifo(path.with_name("a pipe")), path.symlink_to("a pipe")),
 }
 

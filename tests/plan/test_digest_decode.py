@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsr1build.digest import BlobRef, blob_refs, decode, encode, key_of
+from dsr1build.digest import DEEPEST, BlobRef, blob_refs, decode, encode, key_of
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 values = st.recursive(
@@ -76,3 +76,14 @@ def test_keys_do_not_depend_on_the_order_of_a_mapping():
 def test_blob_refs_are_found_everywhere_once_in_order():
     a, b = BlobRef("aa" * 32), BlobRef("bb" * 32)
     assert blob_refs({"z": a, "y": [b, {"k": a}, "aa" * 32, 1, None]}) == [b, a]
+
+
+@pytest.mark.parametrize("levels", [DEEPEST + 1, 100_000])
+def test_deeper_values_are_refused(levels):
+    deepest: tuple = ()
+    for _ in range(DEEPEST):
+        deepest = (deepest,)
+    assert decode(encode(deepest)) == deepest
+    level = encode((None,))[:-1]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode(level * levels + b"N")

@@ -162,6 +162,62 @@ def test_a_damaged_record_is_none_or_an_error(tmp_path):
         read_record(tmp_path / "none.json")
 
 
+HOSTILE = {
+    "seconds": {"seconds": "x"},
+    "endless seconds": {"seconds": float("inf")},
+    "label": {"label": 3},
+    "outcome": {"outcome": []},
+    "kind": {"kind": {}},
+    "key": {"key": 3},
+    "no key": {"key": "../x"},
+    "reason": {"explanation": {"reason": ["first"]}},
+    "no difference": {"explanation": {"reason": "changed"}},
+    "difference": {"explanation": {"reason": "changed", "field": 1, "before": [], "after": {}, "others": [1]}},
+    "against": {"explanation": {"reason": "gone", "against": {"origin": 1, "action": 2, "label": 3, "key": 4}}},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_record_with_a_part_of_another_form_is_none(tmp_path, what):
+    data = record_to_json(record({"x": Explanation("first")}, x=SAMPLE))
+    data["actions"]["x"] |= HOSTILE[what]
+    (tmp_path / RECORD_PATH).parent.mkdir()
+    (tmp_path / RECORD_PATH).write_text(json.dumps(data))
+    assert last_record(tmp_path / "BUILD.yaml") is None
+    with pytest.raises(InvalidInput, match="the file is not a build record"):
+        read_record(tmp_path / RECORD_PATH)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * 100_000 + "]" * 100_000,
+        "[" * 300 + "]" * 300,
+        "9" * 5000,
+        '{"shortened": "text", "length": 1e999, "sha256": "%s"}' % ("0" * 64),
+        '{"shortened": [1], "length": 3, "sha256": 4}',
+        '{"blob": 5}',
+        '{"float": 5}',
+    ],
+)
+def test_a_record_with_a_value_of_another_form_is_none(tmp_path, value):
+    data = record_to_json(record(x=SAMPLE))
+    digest = next(iter(data["values"]))
+    data["values"][digest] = "here"
+    (tmp_path / RECORD_PATH).parent.mkdir()
+    (tmp_path / RECORD_PATH).write_text(json.dumps(data).replace('"here"', value))
+    assert last_record(tmp_path / "BUILD.yaml") is None
+    with pytest.raises(InvalidInput, match="the file is not a build record"):
+        read_record(tmp_path / RECORD_PATH)
+
+
+def test_names_of_a_record_are_no_commands_to_a_terminal_or_a_service(tmp_path):
+    data = record_to_json(record({"x": Explanation("first")}, x=SAMPLE))
+    data["actions"]["x"]["label"] = "a\x1b[2J\n::error::forged\r\ud800"
+    text = render_report(explain_record(record_from_json(data), ""))
+    assert text.splitlines()[0].startswith(r"compile a\x1b[2J\n::error::forged\r\ud800: ran")
+
+
 def test_two_records_are_compared_action_by_action():
     common = {"abi": 1, "text": "t", "tools": {"opt": "1"}}
     first = record(same=common, cpu={**common, "target": {"cpu": "v3"}}, gone={"x": 1})
