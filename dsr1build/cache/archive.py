@@ -12,7 +12,6 @@ import lzma
 import re
 import secrets
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import IO
 
 from dsr1build.cache.blobs import BlobLost, discard
 from dsr1build.cache.record import LARGEST_RECORD, parse_record
+from dsr1build.cache.scratch import scratch_directory
 from dsr1build.cache.signing import Trust, refusal
 from dsr1build.cache.store import LocalStore
 from dsr1build.digest import BlobRef
@@ -80,15 +80,18 @@ def import_archive(store: LocalStore, file: Path, trust: Trust, warn: Callable[[
     results = size = refused = 0
     limit = store.limits.max_bytes
     try:
-        with tempfile.TemporaryDirectory(prefix="import-", dir=_beside(store)) as name, _opened(file) as source:
+        with scratch_directory("import-", _beside(store)) as directory, _opened(file) as source:
             staged: dict[BlobRef, Path] = {}
-            for folder, digest, length in _members(source, file):
+            for number, (folder, digest, length) in enumerate(_members(source, file), 1):
                 size += length
+                # Files without a byte take room as well.
+                if number > store.limits.max_files:
+                    raise _refused(file, f"it holds more files than the cache may, {store.limits.max_files}")
                 if size > limit:
                     raise _refused(file, f"it holds more than the cache may, {limit} bytes")
                 if folder == "blobs":
-                    staged[BlobRef(digest)] = Path(name) / digest
-                    _copy(source, Path(name) / digest, length, file)
+                    staged[BlobRef(digest)] = directory / digest
+                    _copy(source, directory / digest, length, file)
                     continue
                 if length > LARGEST_RECORD:
                     raise _refused(file, f"the record {digest} has {length} bytes")

@@ -296,13 +296,17 @@ def write_many(directory: Path, writer: int) -> None:
 def _concurrent_writers(directory: Path) -> tuple[Verdict, str]:
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(directory), str(n)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for n in range(_WRITERS)
-    ]
-    ended = [(writer.communicate()[1], writer.returncode) for writer in writers]
+    writers: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(_WRITERS):
+            command = [sys.executable, "-c", _WRITER, str(directory), str(number)]
+            writers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        ended = [(writer.communicate()[1], writer.returncode) for writer in writers]
+    finally:
+        # After an interrupt they would write on, into a directory that is being removed.
+        for writer in writers:
+            writer.kill()
+            writer.wait()
     for text, code in ended:
         if code:
             return "unfit", (text.strip().splitlines() or ["a writer failed"])[-1]

@@ -107,14 +107,11 @@ def parse_record(data: bytes, key: str | None = None) -> Record:
 
 
 def check_output_path(name: str) -> None:
-    """Raises ValueError unless ``name`` is a plain relative path."""
+    """Raises ValueError unless ``name`` is a plain relative path of characters that can be shown: control characters would
+    reach terminals and logs."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name or name == ".":
+    if not name or path.is_absolute() or ".." in path.parts or str(path) != name or name == "." or not name.isprintable():
         raise ValueError(f"{name!r} is not a relative path inside the outputs")
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{name!r} is not text") from None
 
 
 def _check(record: Record) -> None:

@@ -19,19 +19,22 @@ _LOCK = "lock"
 _ABANDONED_SECONDS = 24 * 3600
 
 
-def make_scratch(prefix: str) -> tuple[Path, int]:
-    """A new directory in the temporary directory whose name begins with ``prefix``, and the descriptor that holds its lock.
+def make_scratch(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
+    """A new directory in ``parent``, by default the temporary directory, whose name begins with ``prefix``, and the
+    descriptor that holds its lock.
 
     Directories of that prefix that nobody holds any more are removed first. The caller removes the directory and then
     closes the descriptor. Raises OSError.
     """
-    parent = Path(tempfile.gettempdir())
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
     for old in _candidates(parent, prefix):
         _remove_if_abandoned(old)
     while True:
         scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).resolve()
         lock = os.open(scratch / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Where a file system has no locks, nobody can take the directory for abandoned either.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if os.fstat(lock).st_nlink:
             return scratch, lock
         # Another process's sweep was faster than this lock and has removed the directory.
@@ -39,9 +42,9 @@ def make_scratch(prefix: str) -> tuple[Path, int]:
 
 
 @contextlib.contextmanager
-def scratch_directory(prefix: str) -> Iterator[Path]:
+def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A directory as ``make_scratch`` makes it, empty but for its lock file, and gone afterwards. Raises OSError."""
-    scratch, lock = make_scratch(prefix)
+    scratch, lock = make_scratch(prefix, parent)
     try:
         yield scratch
     finally:

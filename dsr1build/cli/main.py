@@ -120,6 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except (RuntimeError, ImportError, SystemError) as error:
+        # An interrupt while a class is made or a module is loaded comes out as an error of that.
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes standard output once more when it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -260,6 +260,41 @@ def test_the_limits_of_the_cache_hold_for_what_is_imported(filled, tmp_path):
         take(tmp_path / "new", tmp_path / "archive.tar", limits=Limits(max_bytes=1000))
 
 
+def test_files_without_a_byte_count_as_well(tmp_path):
+    file = tmp_path / "bomb.tar"
+    headers = []
+    for number in range(1001):
+        info = tarfile.TarInfo(f"blobs/{number:064x}")
+        headers.append(info.tobuf(tarfile.GNU_FORMAT))
+    file.write_bytes(b"".join([*headers, bytes(1024)]))
+    with pytest.raises(InvalidInput, match="it holds more files than the cache may, 1000"):
+        take(tmp_path / "new", file, limits=Limits(max_files=1000))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_a_killed_import_left_is_removed_by_the_next(filled, tmp_path):
+    directory, _ = filled
+    export(directory, tmp_path / "archive.tar")
+    code = (
+        "import os, sys, pathlib\n"
+        "from dsr1build.cache.scratch import make_scratch\n"
+        "place, _ = make_scratch('import-', pathlib.Path(sys.argv[1]))\n"
+        "(place / 'half').write_bytes(b'x')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    (tmp_path / "new").mkdir()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "new")])
+    assert [path.name[:7] for path in (tmp_path / "new").iterdir()] == ["import-"]
+    take(tmp_path / "new", tmp_path / "archive.tar")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["v1"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\ud800", "a\0"])
+def test_a_name_of_an_output_that_cannot_be_shown_is_refused(name):
+    with pytest.raises(ValueError, match="is not a relative path inside the outputs"):
+        render_record(Record(DIGEST, {name: (BlobRef(DIGEST), 1)}))
+
+
 def test_an_archive_that_cannot_be_written_leaves_nothing_behind(filled, tmp_path):
     directory, _ = filled
     place = tmp_path / "place"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -242,3 +243,24 @@ def test_verify_reads_files_that_nothing_names(cache):
         store.files.blobs.path(ref).write_bytes(b"damaged")
         assert verify_store(store) == (4, [])
         assert not store.files.blobs.path(ref).exists()
+
+
+def test_an_interrupted_doctor_leaves_no_writer_and_no_directory(tmp_path):
+    # The interrupt comes when the writers are under way, and reaches the doctor alone.
+    code = (
+        "import os, signal, sys, threading, time, pathlib\n"
+        "from dsr1build.cache import checks\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "def interrupt():\n"
+        "    while not list(place.glob('doctor-*/4/store/v1')):\n"
+        "        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt, daemon=True).start()\n"
+        "checks._WRITER = '''import pathlib, sys, time\\nwhile True:\\n"
+        "    (pathlib.Path(sys.argv[1]) / 'store' / 'v1').mkdir(parents=True, exist_ok=True)\\n    time.sleep(0.01)'''\n"
+        "checks.check_directory(place)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "cache")], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    time.sleep(0.5)
+    assert list((tmp_path / "cache").iterdir()) == []

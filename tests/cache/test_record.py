@@ -15,7 +15,8 @@ SIGNATURE = Signature("ed25519:" + "12" * 32, "34" * 64)
 SIGNED = Record(KEY, {"kernel.o": (FILE, 100), "sub/k.json": (BlobRef("ef" * 32), 0)}, 1.25, SIGNATURE)
 
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
-names = st.lists(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=3)
+shown = st.characters(exclude_characters="/", exclude_categories=["C", "Z"], include_characters=" ")
+names = st.lists(st.text(shown, min_size=1), min_size=1, max_size=3)
 names = names.filter(lambda parts: not {".", ".."} & set(parts)).map("/".join)
 records = st.builds(
     Record,

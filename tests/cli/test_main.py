@@ -304,3 +304,23 @@ def test_quotes_in_help_texts_cannot_break_a_script() -> None:
     assert "'it'\\''s'" in bash_script(syntax)
     assert "'--x[a \\[list\\]\\: it'\\''s `x` $(y)]:value:(it'\\''s)'" in zsh_script(syntax)
     assert "-d 'a [list]: it\\'s `x` $(y)'" in fish_script(syntax)
+
+
+@pytest.mark.parametrize("wrapped", [RuntimeError, ImportError, SystemError])
+def test_an_interrupt_that_comes_out_as_another_error(wrapped, monkeypatch, capsys):
+    def interrupted(arguments):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise wrapped("Error calling __set_name__") from error
+
+    monkeypatch.setattr("dsr1build.cli.main._dispatch", interrupted)
+    assert main(["cache", "verify"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+    def failed(arguments):
+        raise wrapped("another")
+
+    monkeypatch.setattr("dsr1build.cli.main._dispatch", failed)
+    with pytest.raises(wrapped, match="another"):
+        main(["cache", "verify"])
