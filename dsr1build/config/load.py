@@ -133,14 +133,11 @@ def load_build(
             f"the context must be at least 1 token, but is {context}", where="--context", hint="Write a positive number."
         )
     loaded_targets, target_files = _load_targets(named_targets)
-    own = [_absolute(here, text) for text in build.targets if _is_path(text)]
-    refuse_unknown_targets(
-        recipe,
-        recipe_file,
-        _shown(build.recipe, "recipes", place()),
-        [*(target.name for target in loaded_targets), *shipped_names("targets")],
-        {file.parent for file in (*own, *target_files)},
-    )
+    built = {target.name for target in loaded_targets}
+    if not built.issuperset(recipe.pipelines):
+        own = [_absolute(here, text) for text in build.targets if _is_path(text)]
+        directories = {shipped_directory("targets"), *(file.parent for file in (*own, *target_files))}
+        refuse_unknown_targets(recipe, recipe_file, _shown(build.recipe, "recipes", place()), built, directories)
     place_of_output = _option_place("--output") if output else place("output") if "output" in build.model_fields_set else place()
     output_directory = _absolute(place_of_output.directory, output or build.output)
     for target in loaded_targets:

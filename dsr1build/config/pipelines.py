@@ -15,16 +15,10 @@ from dsr1build.errors import InvalidInput
 
 
 def refuse_unknown_targets(recipe: Recipe, file: Path, shown: str, known: Iterable[str], directories: Iterable[Path]) -> None:
-    """Raises InvalidInput for the first entry of ``recipe.pipelines`` whose target is not ``known`` and not in ``directories``.
-
-    ``file`` is the recipe's, which messages call ``shown``; ``known`` are names of targets, and ``directories`` are
-    searched for files of targets only where a name is not among them.
+    """Raises InvalidInput for the first entry of ``recipe.pipelines`` whose target is not ``known`` and in none of
+    ``directories``. ``file`` is the recipe's, which messages call ``shown``.
     """
-    names = set(known)
-    if names.issuperset(recipe.pipelines):
-        return
-    for directory in directories:
-        names.update(_targets_in(directory))
+    names = set(known).union(*map(_targets_in, directories))
     for wrong in recipe.pipelines:
         if wrong not in names:
             raise InvalidInput(
@@ -37,7 +31,7 @@ def refuse_unknown_targets(recipe: Recipe, file: Path, shown: str, known: Iterab
 def _targets_in(directory: Path) -> set[str]:
     """The names of the targets whose files lie in a directory; what is no sound target is passed over."""
     names: set[str] = set()
-    for file in directory.glob("*.yaml"):
+    for file in (*directory.glob("*.yaml"), *directory.glob("*.yml")):
         try:
             names.add(validate(read_document(file, str(file)), Target).name)
         except InvalidInput:

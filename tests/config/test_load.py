@@ -143,15 +143,15 @@ def test_pipelines_for_a_target_that_exists_nowhere(project: Path) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_pipelines_for_a_target_that_this_build_leaves_out(project: Path, named: bool) -> None:
     """It exists: BUILD.yaml names it and the command line another, or it lies beside one that BUILD.yaml names."""
-    write_recipe(project, "  server: {all: {passes: {optimize: -O2}}}\n")
+    write_recipe(project, "  server: {all: {passes: {optimize: -O2}}}\n  desk: {all: {passes: {optimize: -O2}}}\n")
     target = (ROOT / "targets" / "x86-64-v3.yaml").read_text()
     (project / "targets").mkdir()
-    for file, name in (("a", "server"), ("b", "laptop")):
-        (project / "targets" / f"{file}.yaml").write_text(target.replace("name: x86-64-v3", f"name: {name}"))
+    for file, name in (("a.yaml", "server"), ("b.yaml", "laptop"), ("c.txt", "desk")):
+        (project / "targets" / file).write_text(target.replace("name: x86-64-v3", f"name: {name}"))
     (project / "targets" / "notes.yaml").write_text("name: nothing\n")
     write(project, "[x86-64-v3]", f"[targets/{'a' if named else 'b'}.yaml]")
-    config = load_build("BUILD.yaml", targets=["x86-64-v3"])
-    assert [found.name for found in config.targets] == ["x86-64-v3"] and list(config.recipe.pipelines) == ["server"]
+    config = load_build("BUILD.yaml", targets=["targets/c.txt"])
+    assert [found.name for found in config.targets] == ["desk"] and list(config.recipe.pipelines) == ["server", "desk"]
 
 
 def test_missing_recipe_file(project: Path) -> None:

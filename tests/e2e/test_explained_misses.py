@@ -112,16 +112,43 @@ def test_a_warm_build_is_fast_records_hits_and_passes_any_hit_rate(first, again)
         ),
         (lambda w: rewrite_lines(w / "BUILD.yaml", lambda lines: ["# comment", *reversed(lines), "", "# end"]), set()),
         (lambda w: rewrite_lines(w / "target.yaml", lambda lines: [f"{line}   # why" for line in reversed(lines)]), set()),
+        (lambda w: rewrite_lines(w / "recipe.yaml", lambda x: ["# comment", x[-1], *(f"{y}  # why" for y in x[:-1])]), set()),
         (lambda w: rewrite_lines(w / "BUILD.yaml", lambda lines: [x.replace("small", "another_name") for x in lines]), set()),
         (lambda w: rewrite_json(w / "config.json", lambda c: {**c, "num_hidden_layers": 9}), {"link"}),
     ],
-    ids=["order of the configuration", "unused keys", "order of BUILD.yaml", "comments in the target", "name", "more layers"],
+    ids=[
+        "order of the configuration",
+        "unused keys",
+        "order of BUILD.yaml",
+        "comments in the target",
+        "order of the recipe",
+        "name",
+        "more layers",
+    ],
 )
 def test_what_changes_no_kernel_costs_no_compile(again, edit, ran):
     workspace, cache = again
     edit(workspace)
     made = build(workspace, cache)
     assert made["compiled"] == 0 and kinds_that_ran(workspace) == ran
+
+
+def test_one_letter_of_the_names_of_nodes_costs_nothing(again, tmp_path):
+    """Names of nodes come from the reader of a model, and a recipe finds modules by them; here both spell them otherwise."""
+    workspace, cache = again
+    package = tmp_path / "package" / "dsr1build"
+    shutil.copytree(ROOT / "dsr1build", package, ignore=shutil.ignore_patterns("__pycache__"))
+    reader, recipe = package / "frontends/checkpoint/blueprint.py", workspace / "recipe.yaml"
+    spelt = 'name=name.replace("layernorm", "layernorn")'
+    assert reader.read_text().count("name=name, **attributes))") == 1 and reader.read_text().count('"module", name=name)') == 1
+    text = reader.read_text().replace("name=name, **attributes))", f"{spelt}, **attributes))")
+    reader.write_text(text.replace('"module", name=name)', f'"module", {spelt})'))
+    words = ("build", "BUILD.yaml", "--dry-run", "--json")
+    other = json.loads(dsr1build(workspace, cache, *words, PYTHONPATH=str(package.parent)).stdout)
+    assert other["counts"]["run"] > 0, "the recipe finds what has another name"
+    recipe.write_text(recipe.read_text().replace("layernorm", "layernorn"))
+    made = build(workspace, cache, PYTHONPATH=str(package.parent))
+    assert (made["executed"], made["compiled"], kinds_that_ran(workspace)) == (0, 0, set())
 
 
 def rewrite_json(path, change, indent=None):
