@@ -305,3 +305,11 @@ def test_shipped_names_are_what_their_files_say(project: Path) -> None:
     assert shipped_names("cache") == ["local"]
     targets = load_build("BUILD.yaml", targets=shipped_names("targets")).targets
     assert [target.name for target in targets] == shipped_names("targets")
+
+
+def test_limits_and_time_outs_hold_where_nothing_is_said(project: Path) -> None:
+    (project / "c.yaml").write_text("version: 1\nname: c\nremotes: [{url: https://cache.example.org/x}]\n")
+    for profile in (load_build("BUILD.yaml").profile, load_build("BUILD.yaml", cache="c.yaml").profile):
+        assert (profile.local.max_bytes, profile.local.max_files) == (20_000_000_000, 1_000_000)
+    assert (profile.remotes[0].timeouts.connect, profile.remotes[0].timeouts.request) == (2.0, 10.0)
+    assert profile.remotes[0].mode == "read"

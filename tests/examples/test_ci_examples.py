@@ -2,11 +2,13 @@
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
+from dsr1build.cli.cache import SUBVERBS, split_subverb, subverb_parser
 from dsr1build.cli.main import VERBS, load_verb, verb_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +32,10 @@ def scripts(name):
     jobs = yaml.safe_load((EXAMPLES / name).read_text())
     lines = list(jobs.pop("default")["before_script"])
     for job in jobs.values():
-        assert set(job) <= {"variables", "cache", "script", "artifacts", "rules"}
-        lines += job["script"]
+        assert set(job) <= {"variables", "cache", "script", "after_script", "artifacts", "rules"}
+        variables = job.get("variables", {})
+        for line in [*job["script"], *job.get("after_script", ())]:
+            lines.append(re.sub(r"\$(\w+)", lambda found: variables[found[1]], line))  # noqa: B023 - used at once
     return lines
 
 
@@ -46,8 +50,20 @@ def test_every_command_is_understood(name):
     assert len(found) >= 3
     for _, verb, *rest in found:
         assert verb in VERBS
+        if verb == "cache":
+            subverb, words = split_subverb(rest)
+            subverb_parser(subverb, import_module(SUBVERBS[subverb].module)).parse_args(words)
+            continue
         arguments = verb_parser(verb, load_verb(verb)).parse_args(rest)
         assert (ROOT / arguments.file).is_file() or arguments.file.startswith(".dsr1build/")
+
+
+@pytest.mark.parametrize("name", ["github.yml", "gitlab.yml"])
+def test_the_cache_is_measured_gated_and_checked_on_a_schedule(name):
+    found = [" ".join(words) for words in commands(name)]
+    for part in ("--min-hit-rate", "--no-cache --check-reproducible", "cache stats", "cache verify --recompute"):
+        assert any(part in line for line in found), part
+    assert "--junit verify.xml" in " ".join(found) and (EXAMPLES / name).read_text().count("verify.xml") == 2
 
 
 @pytest.mark.parametrize("name", ["github.yml", "gitlab.yml"])
