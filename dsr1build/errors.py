@@ -27,11 +27,11 @@ class Dsr1Error(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, position: Position | None = None, where: str = "", hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(without_credentials(message))
+        self.message = without_credentials(message)
         self.position = position
-        self.where = where
-        self.hint = hint
+        self.where = without_credentials(where)
+        self.hint = without_credentials(hint)
 
     def render(self) -> str:
         """The text for a terminal or a log: place, message, the line with a caret under it, the next step."""
@@ -53,10 +53,23 @@ _LONGEST_LINE = 160
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
+# What stands before the last @ of an address, its query, and the value of an Authorization header.
+_USER = re.compile(r"""(:/{1,2})([^\s"'`/][^\s"'`]{0,2000})(?=@)""")
+_QUERY = re.compile(r"""(://[^\s"'`?]{0,2000}\?)([^\s"'`]+)""")
+_HEADER = re.compile(r"""(\b(?:Bearer|Basic) +)([^\s"'`}\]]+)""")
+
+
+def without_credentials(text: str) -> str:
+    """``text`` with stars for what addresses and headers in it may hold of names, passwords and tokens; its length stays."""
+    for secret in (_USER, _QUERY, _HEADER):
+        text = secret.sub(lambda match: match[1] + "*" * len(match[2]), text)
+    return text
+
+
 def _excerpt(position: Position) -> tuple[str, int]:
     """The line to show and the caret's column in it; of a long line, only what stands around the place."""
     # Tabs are shown as one blank so that the caret stands under the right column in every terminal.
-    text = position.text.replace("\t", " ")
+    text = without_credentials(position.text.replace("\t", " "))
     if len(text) <= _LONGEST_LINE:
         return text, position.column
     start = max(0, min(position.column - 1 - _LONGEST_LINE // 2, len(text) - _LONGEST_LINE))

@@ -8,7 +8,7 @@ from pathlib import Path
 from dsr1build.cache.remote import Remote, Timeouts
 from dsr1build.cache.signing import SigningKey, Trust, load_signing_key
 from dsr1build.config.schema import Profile, RemoteCache
-from dsr1build.errors import EnvironmentUnfit
+from dsr1build.errors import EnvironmentUnfit, InvalidInput
 
 # Variables that a CI system sets in a build of a pull request and in no other; some set them to these words elsewhere.
 _PULL_REQUEST_VARIABLES = (
@@ -118,10 +118,18 @@ class AttachedRemote:
 def open_remote(config: RemoteCache, writable: bool, environ: Mapping[str, str] | None = None) -> AttachedRemote:
     """Open a remote of a profile; only the adapter of its protocol is imported. Nothing is sent yet.
 
-    Raises InvalidInput for an address that the protocol does not know.
+    Raises InvalidInput for an address that the protocol does not know, and for a header that cannot be sent.
     """
     environ = os.environ if environ is None else environ
     headers = {name: environ[variable] for name, variable in config.headers_from_env.items() if environ.get(variable)}
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()):
+            # The value itself is a secret.
+            raise InvalidInput(
+                f"{config.headers_from_env[name]} holds a line end or another character that no header may hold",
+                where=config.url,
+                hint="Set the environment variable without a line end, and in ASCII.",
+            )
     timeouts = Timeouts(config.timeouts.connect, config.timeouts.request)
     remote: Remote
     match config.url.partition("://")[0]:

@@ -10,7 +10,7 @@ from dsr1build.cache.policy import may_upload, open_remote, pull_request_sign, t
 from dsr1build.cache.remote import Timeouts
 from dsr1build.cache.signing import KEY_FILE_VARIABLE, Trust, new_key_pair
 from dsr1build.config.schema import Profile, RemoteCache
-from dsr1build.errors import EnvironmentUnfit
+from dsr1build.errors import EnvironmentUnfit, InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,15 @@ def test_only_the_adapter_of_a_protocol_is_imported_and_no_secret_is_shown(url):
     name, shown, loaded = json.loads(done.stdout)
     assert name.startswith(url.split("/cache")[0]) and "secret" not in name + shown
     assert loaded == [{"grpc": "grpc", "http": "urllib3"}.get(url.partition(":")[0], "obstore")]
+
+
+@pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "http://127.0.0.1:9/cache"])
+@pytest.mark.parametrize("value", ["Bearer secret\n", "Bearer secret\r\nX-Other: y", "Bearer secrét", "secret\0"])
+def test_a_header_that_cannot_be_sent_is_named_and_not_shown(url, value):
+    config = RemoteCache(url=url, headers_from_env={"authorization": "CACHE_TOKEN"})
+    with pytest.raises(InvalidInput) as error:
+        open_remote(config, False, {"CACHE_TOKEN": value})
+    assert error.value.render() == (
+        f"{url}: error: CACHE_TOKEN holds a line end or another character that no header may hold\n"
+        "help: Set the environment variable without a line end, and in ASCII."
+    )

@@ -449,7 +449,7 @@ GOLDEN: dict[str, tuple[type[BaseModel], str, str]] = {
         golden(
             "4:10",
             "the address holds credentials or a query",
-            "  - url: https://me:secret@cache/",
+            "  - url: https://*********@cache/",
             "Put credentials into an environment variable and name it in `headers_from_env`.",
         ),
     ),
@@ -458,8 +458,8 @@ GOLDEN: dict[str, tuple[type[BaseModel], str, str]] = {
         PROFILE + "remotes:\n  - url: https://cache\n    headers_from_env: {authorization: Bearer xyz}\n",
         golden(
             "5:39",
-            "`Bearer xyz` is not the name of an environment variable",
-            "    headers_from_env: {authorization: Bearer xyz}",
+            "`Bearer ***` is not the name of an environment variable",
+            "    headers_from_env: {authorization: Bearer ***}",
             "Write the variable's name; its value, a secret perhaps, does not belong in the file.",
         ),
     ),
