@@ -51,7 +51,9 @@ def _command(name: str, properties: Mapping[str, str], message: str) -> str:
 
 
 def _escape_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    # Some readers of a log know more line ends than these two.
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
 
 
 def _escape(text: str) -> str:
@@ -125,5 +127,5 @@ def append_step_summary(text: str, environment: Mapping[str, str] | None = None)
 
 
 def _code(text: str) -> str:
-    """Text as code, so that nothing in it is markup."""
-    return "`" + text.replace("`", "'").replace("\n", " ") + "`"
+    """Text as code, so that nothing in it is markup. Every line end that Markdown or a terminal knows would end the code."""
+    return "`" + "".join(c if c.isprintable() else " " for c in text.replace("`", "'")) + "`"

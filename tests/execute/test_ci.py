@@ -48,6 +48,15 @@ def test_the_hit_rate_counts_what_was_looked_up():
     assert hit_rate(summary(executed=1, local=1, remote=1, failed=1, skipped=9)) == 50.0
 
 
+def test_names_are_no_markup_and_no_commands():
+    hostile = "a\r# heading\n::error::x\u2028<b>`\x1b[2J\x0b\x85"
+    failure = Failed("a", "compile", hostile, hostile, "out\r<b>\u2028::error::y")
+    text = render_step_summary(StepSummary(hostile, summary(failed=1), [(hostile, hostile)], [failure]))
+    assert not any(line.startswith(("#", "::", "<b>")) for line in text.splitlines() if not line.startswith("### dsr1build"))
+    assert not {"\r", "\x1b", "\x0b", "\u2028"} & set(text)
+    assert len(event_annotation(failure).splitlines()) == len(event_annotation(failure).split("\n")) == 1
+
+
 def test_the_summary_in_markdown():
     failure = Failed("a", "compile", "expert `x`", "exit code 1", "# not a heading\n<b>")
     text = render_step_summary(StepSummary("r1", summary(failed=1), [("lower a", "x was `1`, is 2")] * 130, [failure]))
