@@ -223,7 +223,10 @@ class SharedCache:
                 outputs[name] = ref, files[ref].stat().st_size
             record = Record(key, outputs, seconds, None, kind, label)
             data = render_record(record if self._signer is None else sign_record(record, self._signer))
-        except (BlobLost, OSError, ValueError) as error:
+        except BlobLost:
+            # The next build misses it too, makes it again and offers it again; the other results are not concerned.
+            return
+        except (OSError, ValueError) as error:
             self._stop_uploads(sides, f"{label} cannot be prepared: {error}")
             return
         size = len(encoded) + sum(size for _, size in outputs.values())

@@ -31,7 +31,7 @@ def add_execution_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--executor",
         metavar="WHERE",
-        help="local (the default), reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT",
+        help="local (the default), dask://HOST:PORT or dask+tls://HOST:PORT",
     )
     for name, what in (
         ("ca", "who may sign the executor's certificate"),
@@ -121,5 +121,5 @@ def chosen_executor(arguments: argparse.Namespace, features: Callable[[], Iterab
 
         return lambda scratch, warn: open_dask(where, **files, features=features(), warn=warn)
     raise InvalidInput(
-        f"{where} names no executor", where="--executor", hint="Write local, reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT."
+        f"{where} names no executor", where="--executor", hint="Write local, dask://HOST:PORT or dask+tls://HOST:PORT."
     )

@@ -91,6 +91,7 @@ class _Run:
         self.forced: set[str] = set()
         self.remaking: set[str] = set()
         self.remade: Counter[str] = Counter()
+        self.begun: list[Started] = []
         self.started = 0
         self.users: dict[str, list[str]] = {id: [] for id in actions}
         for id, action in actions.items():
@@ -115,6 +116,7 @@ class _Run:
             if self._take_answers() and self.ready:
                 continue
             self._start_what_may()
+            self._tell_begun()
             if self.ready and not self.stopped:
                 continue
             if not self.runner.running:
@@ -131,6 +133,7 @@ class _Run:
             finally:
                 for job, ended, files in done:
                     self._keep(job, ended, files)
+            self._tell_begun()
             self.runner.bring_back()
         left = tuple(id for id in self.actions if id not in self.results and id not in self.failed)
         return Outcome(self.results, tuple(self.executed), tuple(self.hits), tuple(self.failed), left)
@@ -227,8 +230,14 @@ class _Run:
                     hint="free some space there, or set TMPDIR to a directory on another disk",
                 ) from error
             if job.attempts == 0:
-                self.emit(Started(id, job.action.kind, job.action.label))
+                self.begun.append(Started(id, job.action.kind, job.action.label))
             self.runner.start(job)
+
+    def _tell_begun(self) -> None:
+        """Tell what has begun, once what it has taken the places of is told to have finished."""
+        for event in self.begun:
+            self.emit(event)
+        self.begun.clear()
 
     def _make_again(self, action: Action, lost: BlobLost) -> None:
         """A file that was there at look-up is gone: run the action that makes it, then come back to ``action``."""
@@ -259,8 +268,6 @@ class _Run:
         files, absent = collect(job.directory / "outputs", job.action.outputs)
         verdict = self.runner.judge(job, ended, absent)
         if verdict is None:
-            action = job.action
-            self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place))
             return job, ended, files
         if verdict != "again":
             self._fail(job, verdict)
@@ -290,6 +297,7 @@ class _Run:
             self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label)
         if action.id not in self.executed:
             self.executed.append(action.id)
+        self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place))
         shutil.rmtree(job.directory, ignore_errors=True)
         del self.jobs[action.id]
         waiters = self.waiting_for_key.pop(job.key)

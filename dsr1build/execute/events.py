@@ -29,7 +29,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An action ran and ended well; the build ends early where its outputs cannot be kept. ``seconds`` on the clock, ``cpu``
+    """An action ran and its outputs are kept. ``seconds`` on the clock, ``cpu``
     seconds of its processes (0 where that is not known), ``peak`` resident memory in bytes, ``place`` the machine that ran it
     ("" for this one)."""
 

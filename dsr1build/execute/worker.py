@@ -247,6 +247,7 @@ def _limit(limits: dict[str, int], mapped: int) -> None:
 
 def _call(worker: str, directory: Path, temps: bool) -> None:
     from dsr1build.digest import decode
+    from dsr1build.toolchains.pass_groups import begin_groups
 
     module, _, function = worker.partition(":")
     call = getattr(importlib.import_module(module), function)
@@ -254,6 +255,7 @@ def _call(worker: str, directory: Path, temps: bool) -> None:
     if temps:
         (directory / "temps").mkdir()
         arguments.append(directory / "temps")
+    begin_groups()
     call(*arguments)
 
 

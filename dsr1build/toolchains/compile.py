@@ -14,6 +14,7 @@ from dsr1build.errors import BuildFailed
 from dsr1build.graph.signature import Signature
 from dsr1build.toolchains import check, cpu, sizes, tools
 from dsr1build.toolchains.outline import Outlined, outline
+from dsr1build.toolchains.pass_groups import enter_group
 from dsr1build.toolchains.pipeline import diagnostics, run_passes
 from dsr1build.toolchains.rewrite import all_operations, expand_exp, loads_at_any_address, use_fma
 from dsr1build.toolchains.schedule import schedule_kernel
@@ -62,7 +63,8 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
         except ir.MLIRError as error:
             raise BuildFailed(f"the kernel text does not parse: {diagnostics(error)}", where="kernel.mlir") from error
 
-        def run_group(name: str) -> None:
+        def run_group(name: str, ir_bytes: int = 0) -> None:
+            enter_group(name, ir_bytes)
             try:
                 run_passes(module, groups[name])
             except ir.MLIRError as error:
@@ -72,11 +74,13 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
                 raise BuildFailed(f"the pass group {name!r} cannot be read: {error}", where=groups[name], hint=hint) from error
             keep(name, str(module))
 
-        run_group("parse")
+        run_group("parse", len(text))
+        enter_group("schedule")
         schedule_kernel(module, options)
         _bind_dims(module, signature)
         keep("schedule", str(module))
         run_group("bufferize")
+        enter_group("outline")
         check.check_copies(module, signature)
         outlined = outline(module, symbol, signature)
         expand_exp(module, fma)
@@ -88,6 +92,7 @@ def lower_to_llvm(text: str, signature: Signature, symbol: str, fields: Fields, 
         run_group("lower")
         loads_at_any_address(module)
         check.check_lowered(module)
+        enter_group("translate")
         ir_text = llvm.translate_module_to_llvmir(module.operation)
         keep("translate", ir_text)
     return ir_text, outlined
@@ -138,8 +143,10 @@ def _generate(ir_text: str, fields: Fields, outputs: Path, temps: Path | None) -
                 [tools.tool("llvm", f"bin/{tool}"), *arguments], where="kernel.mlir", data=data, directory=work, home=work
             )
 
+        enter_group("optimize", len(ir_text))
         bitcode = run("opt", [*options["optimize"].split(), *machine, "-", "-o", "-"], ir_text.encode("utf-8"))
         llc = [*options["codegen"].split(), *machine, "-relocation-model=pic", "-"]
+        enter_group("codegen", len(bitcode))
         code = run("llc", [*llc, "-filetype=obj", "-o", "-"], bitcode)
         (work / "kernel.o").write_bytes(code)
         undefined = run("llvm-nm", ["--undefined-only", "--format=just-symbols", "kernel.o"]).decode().split()
@@ -147,6 +154,7 @@ def _generate(ir_text: str, fields: Fields, outputs: Path, temps: Path | None) -
         if temps is not None:
             (temps / "assembly.s").write_bytes(run("llc", [*llc, "-filetype=asm", "-o", "-"], bitcode))
         (outputs / "kernel.o").write_bytes(code)
+        enter_group("")
 
 
 def _describe(symbol: str, signature: dict[str, Any], outlined: Outlined) -> dict[str, Any]:

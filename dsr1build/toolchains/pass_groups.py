@@ -31,17 +31,19 @@ class PassGroup:
 
 
 def begin_groups() -> None:
-    """Start the clock and an empty file in the current directory."""
+    """Start the clock; from now on groups are noted in the current directory. Called by the process of an action."""
     global _began
     _began = time.monotonic()
-    Path(FILE).write_bytes(b"")
 
 
-_began = 0.0
+_began: float | None = None
 
 
 def enter_group(name: str, ir_bytes: int = 0) -> None:
-    """The worker begins ``name`` now; "" is the end. One write, so that a crash at any later moment leaves the line."""
+    """The worker begins ``name`` now; "" is the end. One write, so that a crash at any later moment leaves the line. Nothing
+    is noted outside the process of an action."""
+    if _began is None:
+        return
     line = json.dumps({"name": name, "at": round(time.monotonic() - _began, 6), "ir_bytes": ir_bytes})
     descriptor = os.open(FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

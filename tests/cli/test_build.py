@@ -126,6 +126,7 @@ def test_an_unknown_pass_fails_the_build_by_the_name_of_the_kernel(workspace):
         "error: 'no-such-pass' does not refer to a registered pass or pass pipeline"
     )
     assert failed["output"].splitlines()[-1] == "help: The passes are those of the target or of the recipe's `pipelines`."
+    assert failed["pass_group"] == "parse"
     assert failed["again"] == "it failed in the same way when it was run again"
     kept = workspace / failed["reproducer"]
     assert kept.parent == workspace / ".dsr1build/failures" and (kept / "request.json").is_file()
@@ -136,7 +137,7 @@ def test_an_unknown_pass_fails_the_build_by_the_name_of_the_kernel(workspace):
     code, out, err = build(workspace, "BUILD.yaml", "-k")
     finished = sum(event["event"] == "finished" for event in events)
     assert code == 1
-    assert err.count(" failed: exit code 1\n") >= 7
+    assert err.count(" failed in pass group parse: exit code 1\n") >= 7
     assert f"{finished} cached, 2 not started, in " in out.splitlines()[-1]
     remembered = "it has failed twice in this way in an earlier build and was not run; --retry-failed runs it"
     assert err.count(remembered) == 1

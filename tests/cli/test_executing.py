@@ -44,7 +44,7 @@ def test_each_option_says_what_it_says():
         (["--memory", "1000"], "--memory: error: 1000 is too little for any action\nhelp: Write at least 1MiB."),
         (
             ["--executor", "ftp://x"],
-            "--executor: error: ftp://x names no executor\nhelp: Write local, reapi://HOST:PORT[/INSTANCE] or dask://HOST:PORT.",
+            "--executor: error: ftp://x names no executor\nhelp: Write local, dask://HOST:PORT or dask+tls://HOST:PORT.",
         ),
         (
             ["--remote-fallback"],

@@ -127,6 +127,24 @@ def test_look_ups_do_not_hold_up_what_runs(tmp_path, remote):
     assert build.outcome.failed == () and build.contents["after"] == b"Q"
 
 
+def test_downloads_run_beside_what_has_to_be_made(tmp_path, remote):
+    """While files of one result come in, which takes until then, another action starts and runs to its end."""
+    Build(tmp_path / "one", remote, toy("far", "upper", text="left"))
+    made = threading.Event()
+    waited = []
+    remote.faults["fetch_blobs"] = lambda blobs: waited.append(made.wait(20))
+
+    class Watched(Build):
+        def note(self, event):
+            super().note(event)
+            if isinstance(event, Finished) and event.action == "near":
+                made.set()
+
+    build = Watched(tmp_path / "two", remote, toy("far", "upper", text="left"), toy("near", "slow", seconds=0.1))
+    assert waited and all(waited)
+    assert build.sources() == {"far": REMOTE} and build.outcome.executed == ("near",) and not build.warnings
+
+
 @pytest.mark.parametrize("method", ["find_records", "fetch_blobs", "missing_blobs", "store_blobs", "store_record"])
 @pytest.mark.parametrize("fault", ["unavailable", "hangs"])
 def test_whatever_a_remote_does_the_build_is_right_and_warns_once(tmp_path, remote, method, fault):

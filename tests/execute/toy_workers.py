@@ -108,7 +108,6 @@ def fail_once(fields, inputs, outputs):
 
 
 def die_in_group(fields, inputs, outputs, temps=None):
-    pass_groups.begin_groups()
     pass_groups.enter_group("parse", 10)
     if temps:
         (temps / "00-parse.mlir").write_text("module {}")
