@@ -99,8 +99,8 @@ class Index:
             with _lock(directory.with_suffix(".lock")):
                 try:
                     self._table = _open(directory)
-                except sqlite3.DatabaseError as error:
-                    if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+                except _FAILURES as error:
+                    if not _is_damage(directory, error):
                         raise
                     directory.replace(directory.with_name(f"{directory.name}.broken.{secrets.token_hex(4)}"))
                     self._table = _open(directory)
@@ -260,16 +260,30 @@ def _open(directory: Path) -> Any:
         # One page is enough for a row; the map of 64 MiB that diskcache asks for counts against an address space limit.
         sqlite_mmap_size=0,
     )
-    # A damaged page beyond the first shows only when it is read; the table is small.
+    # A damaged page beyond the first shows only when it is read; the table is small. So do columns and rows of another form.
     try:
         (verdict,) = table._sql("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.Error:
+        table.get(_COMPLETE_ROW)
+    except (sqlite3.Error, ValueError):
         table.close()
         raise
     if verdict != "ok":
         table.close()
         raise sqlite3.DatabaseError(verdict)
     return table
+
+
+def _is_damage(directory: Path, error: Exception) -> bool:
+    """Whether what stands in the place of the index is none, rather than out of reach for the moment."""
+    if isinstance(error, sqlite3.OperationalError):
+        if any(words in str(error) for words in ("malformed", "no such column", "no such table", "has no column")):
+            return True
+    elif isinstance(error, (sqlite3.DatabaseError, ValueError)):
+        return True
+    parts = [directory / f"cache.db{suffix}" for suffix in ("", "-wal", "-shm")]
+    return (os.path.lexists(directory) and not directory.is_dir()) or any(
+        os.path.lexists(part) and not part.is_file() for part in parts
+    )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
+import contextlib
 import os
 import random
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +149,43 @@ def test_an_index_that_is_lost_or_damaged_is_made_again(directory, publish, dama
         table.write_bytes(b"")
     store, warnings = open_store(directory)
     assert [store.lookup(r.key) for r in results] == results
+    assert warnings == []
+
+
+def _sql(statement):
+    def run(index):
+        with contextlib.closing(sqlite3.connect(index / "cache.db")) as connection:
+            connection.executescript(statement)
+
+    return run
+
+
+OTHER_INDEXES = {
+    "a file": lambda index: (shutil.rmtree(index), index.write_text("x")),
+    "a directory for a table": lambda index: ((index / "cache.db").unlink(), (index / "cache.db").mkdir()),
+    "a directory for a log": lambda index: ((index / "cache.db-wal").unlink(missing_ok=True), (index / "cache.db-wal").mkdir()),
+    "a pipe": lambda index: ((index / "cache.db").unlink(), os.mkfifo(index / "cache.db")),
+    "pickled rows": _sql("UPDATE Cache SET mode = 4"),
+    "rows that name files": _sql("UPDATE Cache SET filename = '/etc/passwd', mode = 2"),
+    "other columns": _sql("ALTER TABLE Cache RENAME COLUMN mode TO modus"),
+    "no tables": _sql("DROP TABLE Cache; DROP TABLE Settings"),
+    "a setting that is none": _sql("UPDATE Settings SET value = 'xyz'"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_INDEXES)
+def test_something_else_in_the_place_of_the_index_is_moved_aside(directory, publish, what):
+    store, _ = open_store(directory)
+    results = [publish(store, number) for number in range(3)]
+    store.close()
+    OTHER_INDEXES[what](directory / "v1/index")
+    store, warnings = open_store(directory)
+    assert [store.lookup(r.key) for r in results] == results
+    results.append(publish(store, 3))
+    store.close()
+    store, _ = open_store(directory)
+    assert [store.lookup(r.key) for r in results] == results
+    store.close()
     assert warnings == []
 
 
