@@ -11,7 +11,7 @@ is signed or a signature is checked.
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -90,13 +90,14 @@ def refusal(record: Record, trust: Trust) -> Refusal | None:
 def load_signing_key(named: Path | None, environ: Mapping[str, str]) -> SigningKey | None:
     """The key in the file that the environment variable names, or else in ``named``; None where neither names one.
 
-    Raises EnvironmentUnfit where the file is missing, unreadable, or open to other users, and InvalidInput where it holds
-    no Ed25519 private key. No message repeats what the file holds.
+    Raises EnvironmentUnfit where the file is missing, unreadable, or open to other users, and InvalidInput where it lies in
+    a cache or holds no Ed25519 private key. No message repeats what the file holds.
     """
     path = Path(environ[KEY_FILE_VARIABLE]) if environ.get(KEY_FILE_VARIABLE) else named
     if path is None:
         return None
     where = str(path)
+    _refuse_in_store(path)
     try:
         # Without O_NONBLOCK a named pipe in this place would hang the build.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -130,7 +131,7 @@ def load_signing_key(named: Path | None, environ: Mapping[str, str]) -> SigningK
 def new_key_pair(path: Path) -> str:
     """Write a new private key to ``path``, which must not exist yet, for its owner alone (0600); gives the public key.
 
-    Raises InvalidInput where ``path`` exists or lies in a workspace, and EnvironmentUnfit where it cannot be written.
+    Raises InvalidInput where ``path`` exists or lies in a workspace or a cache, and EnvironmentUnfit where it cannot be written.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -142,6 +143,7 @@ def new_key_pair(path: Path) -> str:
             where=str(path),
             hint="Write it to a directory that is neither shared nor under version control, for example below ~/.config.",
         )
+    _refuse_in_store(path)
     private = Ed25519PrivateKey.generate()
     text = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     try:
@@ -159,6 +161,16 @@ def new_key_pair(path: Path) -> str:
             hint="Name a file in a directory that exists and that you may write.",
         ) from None
     return _public_text(private)
+
+
+def _refuse_in_store(path: Path) -> None:
+    store = _store_of(path)
+    if store is not None:
+        raise InvalidInput(
+            f"a private key does not belong in the cache {store}",
+            where=str(path),
+            hint="Keep it in a directory that nobody shares, for example below ~/.config.",
+        )
 
 
 def _private_key(data: bytes) -> "Ed25519PrivateKey | None":
@@ -179,7 +191,16 @@ def _public_text(private: "Ed25519PrivateKey") -> str:
 
 def _workspace_of(path: Path) -> Path | None:
     """The directory at or above ``path``'s own that holds a BUILD.yaml or is under version control."""
+    return _around(path, ("BUILD.yaml", ".git", ".hg", ".svn", ".jj"))
+
+
+def _store_of(path: Path) -> Path | None:
+    """The cache in which ``path`` lies: its directory is what CI services keep and hand to other builds."""
+    return _around(path, ("v1/manifests",))
+
+
+def _around(path: Path, marks: Sequence[str]) -> Path | None:
     for directory in path.absolute().resolve().parents:
-        if any((directory / mark).exists() for mark in ("BUILD.yaml", ".git", ".hg")):
+        if any((directory / mark).exists() for mark in marks):
             return directory
     return None

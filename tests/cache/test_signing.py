@@ -139,6 +139,17 @@ def test_a_key_never_enters_a_workspace(tmp_path):
         assert not path.exists()
 
 
+def test_a_key_never_lies_in_a_cache(tmp_path):
+    (tmp_path / "cache" / "v1" / "manifests").mkdir(parents=True)
+    path = tmp_path / "cache" / "v1" / "k.pem"
+    with pytest.raises(InvalidInput, match="a private key does not belong in the cache"):
+        new_key_pair(path)
+    new_key_pair(tmp_path / "k.pem")
+    (tmp_path / "k.pem").rename(path)
+    with pytest.raises(InvalidInput, match="a private key does not belong in the cache"):
+        load_signing_key(path, {})
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o602, 0o610])
 def test_a_key_that_others_can_reach_is_refused(tmp_path, mode):
     new_key_pair(tmp_path / "key.pem")
