@@ -75,8 +75,10 @@ def identity(job: Job, remembered: Path | None = None) -> Mapping[str, str]:
     """
     known = _read_remembered(remembered)
     before = dict(known)
+    files = list(_files(job))
+    _hash_unknown([path for _, path in files], known)
     result: dict[str, str] = {}
-    for package, path in _files(job):
+    for package, path in files:
         result[f"{package}/{path.relative_to(package_root(package)).as_posix()}"] = _digest(path, known)
     if job == "c":
         result["ziglang/lib"] = _distribution_digest("ziglang", "ziglang/lib/")
@@ -123,6 +125,24 @@ def adapter_digest() -> str:
         sha.update(f"{path.name} {len(data)}\n".encode())
         sha.update(data)
     return sha.hexdigest()
+
+
+def _hash_unknown(paths: Sequence[Path], known: dict[str, list[int | str]]) -> None:
+    """Put into ``known`` what can be remembered of the files that it lacks. On the first build of a machine these are some 500
+    MB, and hashing gives up the interpreter's lock, so that several CPUs take part."""
+    unknown = [path for path in paths if (known.get(str(path)) or [])[:4] != _stamp(path)]
+    if len(unknown) > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as threads:
+            # The largest come first, so that none of them is left for the end.
+            for _ in threads.map(lambda path: _digest(path, known), sorted(unknown, key=lambda path: -path.stat().st_size)):
+                pass
+
+
+def _stamp(path: Path) -> list[int | str]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _digest(path: Path, known: dict[str, list[int | str]]) -> str:
