@@ -210,11 +210,12 @@ def _unknown(word: str) -> InvalidInput:
 
 def _report(error: Dsr1Error) -> int:
     text = error.render()
-    print(f"\x1b[31m{text}\x1b[0m" if _colours(sys.stderr) else text, file=sys.stderr)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        from dsr1build.execute.ci import error_annotation
+        from dsr1build.execute.ci import error_annotation, without_commands
 
-        print(error_annotation(error), file=sys.stderr)
+        print(f"{without_commands(text)}\n{error_annotation(error)}", file=sys.stderr)
+        return error.exit_code
+    print(f"\x1b[31m{text}\x1b[0m" if _colours(sys.stderr) else text, file=sys.stderr)
     return error.exit_code
 
 

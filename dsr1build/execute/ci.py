@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,12 @@ def event_annotation(event: Event) -> str:
     if isinstance(event, Warned):
         return _command("warning", {"title": "dsr1build"}, event.message)
     return ""
+
+
+def without_commands(text: str) -> str:
+    """``text`` with what a runner of GitHub Actions would take for commands made harmless: it obeys `::` behind the blanks
+    that begin a line, and `##[` anywhere."""
+    return re.sub(r"(\A|[\r\n])(\s*)(?=::)", r"\1\2| ", text).replace("##[", "## [")
 
 
 def _command(name: str, properties: Mapping[str, str], message: str) -> str:

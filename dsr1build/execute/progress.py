@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias
 
+from dsr1build.execute.ci import github_actions, without_commands
 from dsr1build.execute.events import Emit, Event, Failed, Finished, Hit, Started, Summary, Warned, to_json
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def show_events(view: View, total: int, out: TextIO | None = None, err: TextIO |
             if isinstance(event, Hit | Finished | Failed):
                 done += 1
             text = render(event, done, total)
+            if github_actions():
+                text = without_commands(text)
             if isinstance(event, Warned | Failed):
                 print(text, file=err, flush=True)
             elif text and view == "plain":

@@ -1,5 +1,6 @@
 """What a job of GitHub Actions is told: annotations, and the summary of a step."""
 
+from dsr1build.cli.main import main
 from dsr1build.errors import InvalidInput, Position
 from dsr1build.execute.ci import (
     StepSummary,
@@ -11,6 +12,7 @@ from dsr1build.execute.ci import (
     render_step_summary,
 )
 from dsr1build.execute.events import Failed, Finished, Summary, Warned
+from dsr1build.execute.progress import show_events
 
 
 def summary(executed=2, local=6, remote=2, failed=0, skipped=0):
@@ -80,3 +82,24 @@ def test_the_summary_is_appended_and_bounded(tmp_path):
     assert append_step_summary("x", {"GITHUB_STEP_SUMMARY": str(tmp_path)}) == (
         f"the step summary cannot be written to {tmp_path} (Is a directory)"
     )
+
+
+def test_output_of_an_action_is_no_command_to_the_runner(monkeypatch, capsys):
+    failure = Failed("a", "compile", "x", "exit code 1", "::stop-commands::x\n \u2003::error::y\na::b\nz ##[error]w")
+    printed = []
+    for value in ("true", "false"):
+        monkeypatch.setenv("GITHUB_ACTIONS", value)
+        with show_events("plain", 1) as show:
+            show(failure)
+        printed.append(capsys.readouterr().err.splitlines())
+    guarded, plain = printed
+    assert guarded[1:] == ["    | ::stop-commands::x", "     \u2003| ::error::y", "    a::b", "    z ## [error]w"]
+    assert plain[1:] == ["    ::stop-commands::x", "     \u2003::error::y", "    a::b", "    z ##[error]w"]
+
+
+def test_an_error_of_the_users_is_no_command_to_the_runner(tmp_path, monkeypatch, capsys):
+    (tmp_path / "BUILD.yaml").write_text("version: 1\n::stop-commands::x: 1\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert main(["plan", str(tmp_path / "BUILD.yaml")]) == 2
+    commands = [line for line in capsys.readouterr().err.splitlines() if line.lstrip().startswith("::")]
+    assert len(commands) == 1 and commands[0].startswith("::error file=")
