@@ -40,6 +40,7 @@ VERBS: Mapping[str, VerbEntry] = {
     "build": VerbEntry("dsr1build.cli.build", "build the bundles that a BUILD.yaml describes"),
     "plan": VerbEntry("dsr1build.cli.plan", "show what a build consists of and what is cached, without building"),
     "explain": VerbEntry("dsr1build.cli.explain", "say why actions are cached or not"),
+    "query": VerbEntry("dsr1build.cli.query", "answer questions over the plan: kernels, their users, what a change runs"),
     "run": VerbEntry("dsr1build.cli.run", "generate text or token ids from a bundle"),
     "inspect": VerbEntry("dsr1build.cli.inspect", "show what a bundle holds"),
     "cache": VerbEntry("dsr1build.cli.cache", "look after caches: statistics, size, checks, moving, keys"),

@@ -20,6 +20,7 @@ OUTPUTS: Mapping[str, tuple[str, str]] = {
     "forecast": ("dsr1build.execute.forecast", "FORECAST_SCHEMA"),
     "record": ("dsr1build.plan.record", "RECORD_SCHEMA"),
     "explain": ("dsr1build.plan.explain_report", "EXPLAIN_SCHEMA"),
+    "query": ("dsr1build.plan.query", "QUERY_SCHEMA"),
     "cache-stats": ("dsr1build.cache.checks", "STATS_SCHEMA"),
     "inspect": ("dsr1build.link.inspection", "INSPECT_SCHEMA"),
     "manifest": ("dsr1build.link.manifest", "MANIFEST_SCHEMA"),
@@ -33,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=(*FILES, *OUTPUTS),
         help="a file: build, recipe, target, profile; or an output: plan (`plan --json`), events (one line of `build --json`), "
-        "record (.dsr1build/last-build.json), explain (`explain --json`), cache-stats (`cache stats --json`), "
-        "inspect (`inspect --json`), manifest (manifest.json of a bundle), forecast (`build --dry-run --json`), "
-        "run (`run --json`)",
+        "record (.dsr1build/last-build.json), explain (`explain --json`), query (`query --json`), "
+        "cache-stats (`cache stats --json`), inspect (`inspect --json`), manifest (manifest.json of a bundle), "
+        "forecast (`build --dry-run --json`), run (`run --json`)",
     )
 
 
