@@ -123,10 +123,13 @@ class Runner:
             job = self._checks.popleft()
             self._running_checks.add(job.action.id)
             return job
-        if checks_only:
-            return None
-        id = self._queue.take(self._places - len(self._running_checks))
-        return None if id is None else self._jobs[id]
+        id = None if checks_only else self._queue.take(self._places - len(self._running_checks))
+        if id is not None:
+            return self._jobs[id]
+        # The place that was asked for is not taken.
+        if self._jobserver is not None:
+            self._jobserver.release(self.running)
+        return None
 
     def start(self, job: Job) -> None:
         action = job.action
