@@ -8,9 +8,10 @@ diskcache by itself unpickles what it reads, keys too, and follows file names ou
 
 A row: the 32 bytes of the key, then, little-endian::
 
-    sha256 of the manifest:32 bytes  bytes:u64  files:u32  seconds:f64  last use:f64 (seconds since 1970)  kind 0 label:utf-8
+    sha256 of the manifest:32 bytes  bytes:u64  files:u32  seconds:f64  last use:f64 (seconds since 1970)  peak:u64
+    kind 0 label:utf-8
 
-Rows with shorter keys are about the whole: ``complete 2`` is there once every manifest of the tree is in the table, ``totals``
+Rows with shorter keys are about the whole: ``complete 3`` is there once every manifest of the tree is in the table, ``totals``
 has ``bytes:u64 files:u64`` of the store, and ``counters`` belongs to ``dsr1build.cache.statistics``.
 """
 
@@ -30,9 +31,9 @@ import diskcache  # type: ignore[import-untyped]
 
 from dsr1build.digest import BlobRef
 
-_ROW = struct.Struct("<32sQIdd")
+_ROW = struct.Struct("<32sQIddQ")
 _TOTALS = struct.Struct("<QQ")
-_COMPLETE_ROW = b"complete 2"
+_COMPLETE_ROW = b"complete 3"
 _TOTALS_ROW = b"totals"
 _COUNTERS_ROW = b"counters"
 _KEY_BYTES = 32
@@ -77,7 +78,8 @@ class IndexUnusable(Exception):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What the index knows of a key. ``bytes`` and ``files`` count the outputs, the fields and the manifest; ``seconds`` is
-    what the action cost, ``used`` its last use in seconds since 1970, to the hour."""
+    what the action cost, ``peak`` the most memory that it used (bytes, 0 where that is not known), ``used`` its last use in
+    seconds since 1970, to the hour."""
 
     manifest: BlobRef
     bytes: int
@@ -86,6 +88,7 @@ class Entry:
     used: float
     kind: str = ""
     label: str = ""
+    peak: int = 0
 
 
 class Index:
@@ -233,7 +236,7 @@ class Index:
 
 
 def _pack(entry: Entry) -> bytes:
-    head = _ROW.pack(bytes.fromhex(entry.manifest.sha256), entry.bytes, entry.files, entry.seconds, entry.used)
+    head = _ROW.pack(bytes.fromhex(entry.manifest.sha256), entry.bytes, entry.files, entry.seconds, entry.used, entry.peak)
     return head + f"{entry.kind}\0{entry.label}".encode()
 
 
@@ -241,11 +244,11 @@ def _unpack(row: bytes) -> Entry:
     """Raises ValueError for a row of another form."""
     if len(row) < _ROW.size:
         raise ValueError("the row is too short")
-    manifest, size, files, seconds, used = _ROW.unpack(row[: _ROW.size])
+    manifest, size, files, seconds, used, peak = _ROW.unpack(row[: _ROW.size])
     kind, separator, label = row[_ROW.size :].decode("utf-8").partition("\0")
     if not separator or not math.isfinite(seconds) or not math.isfinite(used):
         raise ValueError("the row is not of this form")
-    return Entry(BlobRef(manifest.hex()), size, files, seconds, used, kind, label)
+    return Entry(BlobRef(manifest.hex()), size, files, seconds, used, kind, label, peak)
 
 
 def _open(directory: Path) -> Any:

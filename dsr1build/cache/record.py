@@ -3,11 +3,12 @@
 A record is canonical JSON (sorted keys, no blanks, ASCII) of at most ``LARGEST_RECORD`` bytes::
 
     {"key": <sha256>, "kind": "compile", "label": <text>, "outputs": {<relative path>: {"sha256": .., "size": ..}, ..},
-     "seconds": 1.5, "signature": {"key": "ed25519:<64 hexadecimal digits>", "value": <128 hexadecimal digits>}, "version": 1}
+     "peak": 300000000, "seconds": 1.5,
+     "signature": {"key": "ed25519:<64 hexadecimal digits>", "value": <128 hexadecimal digits>}, "version": 1}
 
-``kind`` and ``label`` (the action in words, for people), ``seconds`` (what it cost to make the files) and ``signature`` may
-be absent. The signature covers all else (``dsr1build.cache.signing``). For one record there is one spelling, so bytes that
-parse are bytes that were rendered.
+``kind`` and ``label`` (the action in words, for people), ``seconds`` and ``peak`` (what it cost to make the files: time on
+the clock, and the most memory in bytes) and ``signature`` may be absent. The signature covers all else
+(``dsr1build.cache.signing``). For one record there is one spelling, so bytes that parse are bytes that were rendered.
 """
 
 import json
@@ -39,7 +40,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``outputs``: for each relative path the file's digest and its length in bytes."""
+    """``outputs``: for each relative path the file's digest and its length in bytes. ``peak`` is 0 where it is not known."""
 
     key: str
     outputs: Mapping[str, tuple[BlobRef, int]]
@@ -47,6 +48,7 @@ class Record:
     signature: Signature | None = None
     kind: str = ""
     label: str = ""
+    peak: int = 0
 
 
 def render_record(record: Record) -> bytes:
@@ -62,6 +64,8 @@ def render_record(record: Record) -> bytes:
             fields[name] = text
     if record.seconds is not None:
         fields["seconds"] = float(record.seconds)
+    if record.peak:
+        fields["peak"] = record.peak
     if record.signature is not None:
         fields["signature"] = {"key": record.signature.key, "value": record.signature.value}
     data = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
@@ -99,7 +103,7 @@ def parse_record(data: bytes, key: str | None = None) -> Record:
             raise ValueError("the signature is not an object")
         signature = Signature(signature.get("key", ""), signature.get("value", ""))
     words = (fields.get("kind", ""), fields.get("label", ""))
-    record = Record(fields.get("key", ""), outputs, fields.get("seconds"), signature, *words)
+    record = Record(fields.get("key", ""), outputs, fields.get("seconds"), signature, *words, fields.get("peak", 0))
     # A part that this version does not know, or a second spelling of one that it knows, shows here.
     if render_record(record) != data:
         raise ValueError("the record is not in canonical form")
@@ -127,6 +131,8 @@ def _check(record: Record) -> None:
     seconds = record.seconds
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds <= _LONGEST_SECONDS):
         raise ValueError(f"{seconds!r} is not a number of seconds")
+    if type(record.peak) is not int or not 0 <= record.peak <= _LARGEST_SIZE:
+        raise ValueError(f"{record.peak!r} is not a number of bytes")
     signature = record.signature
     if signature is not None and not (_is(PUBLIC_KEY, signature.key) and _is(_SIGNATURE, signature.value)):
         raise ValueError("the signature is not of the form of one")

@@ -204,7 +204,7 @@ class SharedCache:
         times += [side.breaker.resume_at for side in self._sides if side.waiting and len(side.running) < _AT_ONCE]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def offer(self, key: str, fields: Fields, result: ActionResult, seconds: float, kind: str, label: str) -> None:
+    def offer(self, key: str, fields: Fields, result: ActionResult, seconds: float, kind: str, label: str, peak: int = 0) -> None:
         """Upload, in the background, what was built here and is in the local store."""
         sides = [side for side in self._sides if side.writable and not side.breaker.given_up]
         if not sides:
@@ -221,7 +221,7 @@ class SharedCache:
                     files[ref] = directory / ref.sha256
                     self._store.materialize(ref, files[ref])
                 outputs[name] = ref, files[ref].stat().st_size
-            record = Record(key, outputs, seconds, None, kind, label)
+            record = Record(key, outputs, seconds, None, kind, label, peak)
             data = render_record(record if self._signer is None else sign_record(record, self._signer))
         except BlobLost:
             # The next build misses it too, makes it again and offers it again; the other results are not concerned.
@@ -372,7 +372,9 @@ class SharedCache:
             paths = {name: files[ref] for name, (ref, _) in record.outputs.items()}
             with contextlib.suppress(OSError):
                 if all(_sha256(path) == ref.sha256 for ref, path in files.items()):
-                    return self._store.publish(record.key, fields, paths, record.seconds or 0.0, record.kind, record.label)
+                    return self._store.publish(
+                        record.key, fields, paths, record.seconds or 0.0, record.kind, record.label, record.peak
+                    )
         return None
 
     def _answer(self, found: Mapping[str, Found | None]) -> None:

@@ -60,6 +60,7 @@ def statement(record: Record) -> bytes:
             "label": record.label,
             "outputs": {name: [ref, size] for name, (ref, size) in record.outputs.items()},
             "seconds": None if record.seconds is None else float(record.seconds),
+            **({"peak": record.peak} if record.peak else {}),
         }
     )
 

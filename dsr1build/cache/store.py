@@ -147,10 +147,17 @@ class LocalStore:
         self._counters.bytes_served += sum(size for _, size in record.outputs.values())
 
     def publish(
-        self, key: str, fields: Fields, files: Mapping[str, Path], seconds: float = 0.0, kind: str = "", label: str = ""
+        self,
+        key: str,
+        fields: Fields,
+        files: Mapping[str, Path],
+        seconds: float = 0.0,
+        kind: str = "",
+        label: str = "",
+        peak: int = 0,
     ) -> ActionResult:
-        """Keep ``files`` (relative path -> file) as the result of ``key``; ``seconds`` is what it cost to make them,
-        ``kind`` and ``label`` tell people which action it was.
+        """Keep ``files`` (relative path -> file) as the result of ``key``; ``seconds`` and ``peak`` (bytes of memory) are what
+        it cost to make them, ``kind`` and ``label`` tell people which action it was.
 
         Raises ValueError where ``key`` is not the key of ``fields`` or a path leaves the outputs, and OSError where the
         files can be kept neither in the store nor in a temporary directory.
@@ -161,7 +168,7 @@ class LocalStore:
         for name in files:
             check_output_path(name)
         if self._writable:
-            record = Record(key, {}, seconds, None, kind, _one_line(label))
+            record = Record(key, {}, seconds, None, kind, _one_line(label), peak)
             try:
                 written = self._with_handles(lambda: self._publish(record, encoded, files))
                 return ActionResult(key, {name: ref for name, (ref, _) in written.outputs.items()})
@@ -235,7 +242,16 @@ class LocalStore:
             self._blobs.commit(file)
         self._manifests.commit(manifest)
         size = sum(file.size for file in staged)
-        entry = Entry(manifest.ref, size, len(record.outputs) + 2, record.seconds or 0.0, time.time(), record.kind, record.label)
+        entry = Entry(
+            manifest.ref,
+            size,
+            len(record.outputs) + 2,
+            record.seconds or 0.0,
+            time.time(),
+            record.kind,
+            record.label,
+            record.peak,
+        )
         if index is None:
             return
         try:
@@ -417,7 +433,7 @@ class LocalStore:
                 size += self._blobs.path(BlobRef(record.key)).stat().st_size
             yield (
                 record.key,
-                Entry(ref, size, len(record.outputs) + 2, record.seconds or 0.0, written, record.kind, record.label),
+                Entry(ref, size, len(record.outputs) + 2, record.seconds or 0.0, written, record.kind, record.label, record.peak),
             )
 
     def _with_handles(self, attempt: Callable[[], _T]) -> _T:

@@ -278,7 +278,7 @@ class _Run:
         """Publish what the action made, and go on with what waits for it."""
         action = job.action
         try:
-            result = self.store.publish(job.key, job.fields, files, ended.seconds, action.kind, action.label)
+            result = self.store.publish(job.key, job.fields, files, ended.seconds, action.kind, action.label, ended.peak)
         except OSError as error:
             raise EnvironmentUnfit(
                 f"the outputs of {action.label} cannot be kept: {error.strerror}",
@@ -294,7 +294,7 @@ class _Run:
                     hint="name another directory for them",
                 ) from error
         if self.shared is not None:
-            self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label)
+            self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label, ended.peak)
         if action.id not in self.executed:
             self.executed.append(action.id)
         self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place))

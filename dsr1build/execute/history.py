@@ -21,19 +21,21 @@ class Cost:
 
 def expected_costs(store: LocalStore, actions: Mapping[str, Action]) -> dict[str, Cost]:
     """The cost of each action, by its id: that of the entry of the same kind and label that was used last, else the median
-    of its kind. One look over the index."""
+    of the seconds and the largest peak of its kind. One look over the index."""
     named: dict[tuple[str, str], tuple[float, Cost]] = {}
     kinds: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
     for entry in store.entries().values():
         kinds.setdefault(entry.kind, []).append(entry.seconds)
+        peaks[entry.kind] = max(peaks.get(entry.kind, 0), entry.peak)
         name = (entry.kind, entry.label)
         if name not in named or named[name][0] <= entry.used:
-            named[name] = (entry.used, Cost(entry.seconds, 0))
+            named[name] = (entry.used, Cost(entry.seconds, entry.peak))
     of_kind = {kind: median(seconds) for kind, seconds in kinds.items()}
 
     def expected(action: Action) -> Cost:
         if (found := named.get((action.kind, action.label))) is not None:
             return found[1]
-        return Cost(of_kind.get(action.kind, _UNKNOWN_SECONDS.get(action.kind, 1.0)), 0)
+        return Cost(of_kind.get(action.kind, _UNKNOWN_SECONDS.get(action.kind, 1.0)), peaks.get(action.kind, 0))
 
     return {id: expected(action) for id, action in actions.items()}

@@ -40,6 +40,9 @@ def test_the_form_is_pinned():
     assert render_record(Record(KEY, {"kernel.o": (FILE, 100)})) == (
         b'{"key":"%s","outputs":{"kernel.o":{"sha256":"%s","size":100}},"version":1}' % (b"ab" * 32, b"cd" * 32)
     )
+    assert render_record(Record(KEY, {}, 2.0, peak=300)) == b'{"key":"%s","outputs":{},"peak":300,"seconds":2.0,"version":1}' % (
+        b"ab" * 32
+    )
     assert render_record(SIGNED).endswith(
         b'"seconds":1.25,"signature":{"key":"ed25519:%s","value":"%s"},"version":1}' % (b"12" * 32, b"34" * 64)
     )

@@ -108,6 +108,13 @@ def test_the_statement_is_separate_from_other_uses_and_pinned():
     )
 
 
+def test_memory_is_signed_too(key):
+    signed = sign_record(replace(RECORD, peak=300), key)
+    assert refusal(signed, Trust(frozenset({key.public}))) is None
+    assert refusal(replace(signed, peak=301), Trust(frozenset({key.public}))) == "wrong signature"
+    assert refusal(replace(signed, peak=0), Trust(frozenset({key.public}))) == "wrong signature"
+
+
 def test_no_clock_is_asked(key, monkeypatch):
     signed = sign_record(RECORD, key)
     monkeypatch.setattr("time.time", lambda: 0.0)

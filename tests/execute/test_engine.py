@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from dsr1build.cache.store import LocalStore
-from dsr1build.digest import BlobRef, sha256_hex
+from dsr1build.digest import BlobRef, key_of, sha256_hex
 from dsr1build.execute.engine import run_actions
 from dsr1build.execute.events import EVENT_SCHEMA, Failed, Finished, Hit, Started, to_json
 from dsr1build.execute.executor import Limits
@@ -190,6 +190,23 @@ def test_without_a_number_of_jobs_the_usable_cpus_bound_what_runs_at_once(store)
 def test_memory_bounds_what_runs_at_once(store):
     # Nothing is known of these actions, and one such is taken to need half a gigabyte.
     assert most_at_once(store, jobs=6, memory=1 << 30) == 2
+
+
+def test_what_earlier_runs_used_bounds_what_runs_at_once(store, tmp_path):
+    (tmp_path / "out").write_bytes(b"")
+    with LocalStore(store, pytest.fail) as opened:
+        for number in range(6):
+            fields = {"earlier": number}
+            files = {"text": tmp_path / "out"}
+            opened.publish(key_of(fields), fields, files, 1.0, "compile", f"toy s{number}", 800 << 20)
+    assert most_at_once(store, jobs=6, memory=1 << 30) == 1
+
+
+def test_what_an_action_used_is_kept_with_its_result(store):
+    Build(store, toy("a", "upper", text="a"))
+    with LocalStore(store, pytest.fail) as opened:
+        (entry,) = opened.entries().values()
+    assert 1 << 20 < entry.peak < 1 << 33
 
 
 def test_a_truncated_blob_is_made_again_in_the_same_build(store):

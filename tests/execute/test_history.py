@@ -18,11 +18,11 @@ def store(tmp_path):
         yield opened
 
 
-def publish(store, tmp_path, kind, label, seconds, version=0):
+def publish(store, tmp_path, kind, label, seconds, version=0, peak=0):
     source = tmp_path / "source"
     source.write_bytes(b"x")
     fields = {"kind": kind, "label": label, "version": version}
-    store.publish(key_of(fields), fields, {"out": source}, seconds, kind, label)
+    store.publish(key_of(fields), fields, {"out": source}, seconds, kind, label, peak)
 
 
 def seconds(store, *actions):
@@ -52,3 +52,18 @@ def test_of_several_of_one_name_the_one_used_last_counts(store, tmp_path):
         publish(store, tmp_path, "compile", "expert", cost, version)
     used = {entry.used: entry.seconds for entry in store.entries().values()}
     assert seconds(store, action("a", "compile", "expert")) == {"a": used[max(used)]}
+
+
+def test_memory_is_that_of_the_same_name_else_the_most_of_the_kind(store, tmp_path):
+    publish(store, tmp_path, "compile", "expert", 9.0, peak=300 << 20)
+    publish(store, tmp_path, "compile", "head", 1.0, peak=900 << 20)
+    asked = (action("a", "compile", "expert"), action("b", "compile", "attention"), action("c", "link", "library"))
+    found = expected_costs(store, {one.id: one for one in asked})
+    assert {id: cost.peak for id, cost in found.items()} == {"a": 300 << 20, "b": 900 << 20, "c": 0}
+
+
+def test_memory_outlives_the_index(store, tmp_path):
+    publish(store, tmp_path, "compile", "expert", 9.0, peak=300 << 20)
+    store.rebuild_index()
+    (entry,) = store.entries().values()
+    assert entry.peak == 300 << 20
