@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-link", action="store_true", help="compile the kernels and stop")
     parser.add_argument("--dry-run", action="store_true", help="tell what would run, and run nothing")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="write a trace that Perfetto (ui.perfetto.dev) shows")
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--json", action="store_true", help="print events, one JSON object a line; the last is the summary")
     view.add_argument("--quiet", action="store_true", help="print warnings and failures only")
@@ -86,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dsr1build.execute.engine import run_actions
     from dsr1build.execute.events import Summary, Warned
     from dsr1build.execute.progress import show_events
+    from dsr1build.execute.trace import traced
     from dsr1build.plan.record import RECORD_PATH, Done, last_record, watch_fields, write_record
 
     options = execution_options(arguments, Path(arguments.file), lambda: native_features(config.targets))
@@ -117,8 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
         seen: dict[str, bytes] = {}
         done: dict[str, Done] = {}
         failures: list[Failed] = []
-        with show_events(choose_view(arguments), len(actions)) as show:
-            emit = follow(annotating(show, failures), done)
+        with (
+            show_events(choose_view(arguments), len(actions)) as show,
+            traced(arguments.profile, follow(annotating(show, failures), done)) as emit,
+        ):
             report = lambda text: emit(Warned(text))  # noqa: E731 - warnings go to the view from here on
             alarm = lambda text: emit(Warned(text, security=True))  # noqa: E731
             for text in early:

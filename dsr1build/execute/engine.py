@@ -297,7 +297,9 @@ class _Run:
             self.shared.offer(job.key, job.fields, result, ended.seconds, action.kind, action.label, ended.peak)
         if action.id not in self.executed:
             self.executed.append(action.id)
-        self.emit(Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place))
+        self.emit(
+            Finished(action.id, action.kind, action.label, job.key, ended.seconds, ended.peak, ended.cpu, ended.place, job.groups)
+        )
         shutil.rmtree(job.directory, ignore_errors=True)
         del self.jobs[action.id]
         waiters = self.waiting_for_key.pop(job.key)

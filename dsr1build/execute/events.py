@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from dsr1build.toolchains.pass_groups import PassGroup
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -31,7 +33,7 @@ class Hit:
 class Finished:
     """An action ran and its outputs are kept. ``seconds`` on the clock, ``cpu``
     seconds of its processes (0 where that is not known), ``peak`` resident memory in bytes, ``place`` the machine that ran it
-    ("" for this one)."""
+    ("" for this one), ``pass_groups`` what a compile went through."""
 
     event: ClassVar[str] = "finished"
     action: str
@@ -42,6 +44,7 @@ class Finished:
     peak: int
     cpu: float = 0.0
     place: str = ""
+    pass_groups: tuple[PassGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ Emit: TypeAlias = Callable[[Event], None]
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    return {"event": event.event, **asdict(event)}
+    return {"event": event.event, **{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(event).items()}}
 
 
 def _object(event: str, properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +105,20 @@ _COUNT = {"type": "integer", "minimum": 0}
 _SECONDS = {"type": "number", "minimum": 0}
 _KEY = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _ACTION = {"action": _TEXT, "kind": {"enum": ["lower", "compile", "runtime", "link"]}, "label": _TEXT}
+_GROUPS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": _TEXT,
+            "start": _SECONDS,
+            "seconds": {"type": ["number", "null"], "minimum": 0},
+            "ir_bytes": _COUNT,
+        },
+        "required": ["name", "start", "seconds", "ir_bytes"],
+        "additionalProperties": False,
+    },
+}
 
 EVENT_SCHEMA: Mapping[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -109,7 +126,18 @@ EVENT_SCHEMA: Mapping[str, Any] = {
     "oneOf": [
         _object("started", _ACTION),
         _object("hit", {**_ACTION, "key": _KEY, "source": {"type": "string", "pattern": "^(local$|remote:)"}}),
-        _object("finished", {**_ACTION, "key": _KEY, "seconds": _SECONDS, "peak": _COUNT, "cpu": _SECONDS, "place": _TEXT}),
+        _object(
+            "finished",
+            {
+                **_ACTION,
+                "key": _KEY,
+                "seconds": _SECONDS,
+                "peak": _COUNT,
+                "cpu": _SECONDS,
+                "place": _TEXT,
+                "pass_groups": _GROUPS,
+            },
+        ),
         _object(
             "failed", {**_ACTION, "reason": _TEXT, "output": _TEXT, "pass_group": _TEXT, "reproducer": _TEXT, "again": _TEXT}
         ),

@@ -46,7 +46,7 @@ class Job:
 
     ``alone``: it runs with nothing beside it. ``here``: it runs on this machine whatever the executor is. ``failure`` is how
     it failed, while one more run shows whether that happens again; ``reproducer`` is where that is kept, ``again`` what that run
-    showed.
+    showed, ``groups`` the pass groups of the last run.
     """
 
     action: Action
@@ -61,6 +61,7 @@ class Job:
     failure: Failure | None = None
     reproducer: str = ""
     again: str = ""
+    groups: tuple[PassGroup, ...] = ()
 
 
 class Runner:
@@ -192,7 +193,7 @@ class Runner:
 
         ``absent`` says what is wrong with its outputs, "" where nothing is.
         """
-        groups = read_groups(job.directory / "work")
+        groups = job.groups = read_groups(job.directory / "work")
         failure = judge(ended, self._limits(job), groups, ended.signal == signal.SIGKILL and self._memory_ran_out())
         if failure is None and absent:
             failure = Failure("output", absent, "")
