@@ -1,7 +1,8 @@
 """``dsr1build plan``: show what a build consists of and what is cached, without building."""
 
 import argparse
-import sys
+
+from dsr1build.cli.caches import print_warning
 
 NAME = "plan"
 SUMMARY = "show what a build consists of and what is cached, without building"
@@ -30,11 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dsr1build.plan.report import plan_report, render_report
 
     config = load_build(arguments.file, context=arguments.context, cache=arguments.cache, targets=arguments.target)
-
-    def warn(message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    with LocalStore(config.cache_directory, warn) as store:
+    with LocalStore(config.cache_directory, print_warning) as store:
         build = plan_build(config, store)
         forecasts = forecast(build.plan.actions, store)
     report = plan_report(config.build.name, build.partitioned, build.plan, forecasts)

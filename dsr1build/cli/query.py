@@ -1,9 +1,9 @@
 """``dsr1build query``: answer questions over the plan of a build, without building."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
+from dsr1build.cli.caches import print_warning
 from dsr1build.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -50,11 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         hint = "Leave one out, or write `--format json`."
         raise InvalidInput(f"--json and --format {arguments.format} exclude each other", where="dsr1build query", hint=hint)
     config = load_build(arguments.file, context=arguments.context, cache=arguments.cache, targets=arguments.target)
-
-    def warn(message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    with LocalStore(config.cache_directory, warn) as store:
+    with LocalStore(config.cache_directory, print_warning) as store:
         build = plan_build(config, store)
     answer = answer_of(arguments, build)
     if arguments.json or arguments.format == "json":

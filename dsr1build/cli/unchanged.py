@@ -160,9 +160,10 @@ def _inputs(config: "BuildConfig") -> Iterator[tuple[Path, How]]:
     if isinstance(config.model, CheckpointSource):
         directory = config.model.directory
         yield directory, "whole"
-        for path in sorted(directory.iterdir()):
+        # Nothing below is read; the builds of a BUILD.yaml that lies there write into such a directory each time.
+        for path in sorted(path for path in directory.iterdir() if not path.is_dir()):
             large = path.is_file() and path.stat().st_size > _READ_BYTES
-            yield path, "header" if path.suffix == ".safetensors" else "stamp" if large or path.is_dir() else "whole"
+            yield path, "header" if path.suffix == ".safetensors" else "stamp" if large else "whole"
     else:
         yield config.model.config, "whole"
         for name in TOKENIZER_FILES:

@@ -1,17 +1,17 @@
 """Runs one action that was kept after it failed, without a build and without a cache::
 
-    python -m dsr1build.execute.once DIRECTORY [--timeout SECONDS] [--memory MIB]
+    python -m dsr1build.execute.once DIRECTORY [--timeout SECONDS] [--memory MIB] [--import-path DIR]
 
 ``DIRECTORY`` holds ``fields``, ``inputs/`` and ``request.json`` as ``dsr1build.execute.reproducer`` keeps them; it is not
 changed. The action runs with the limits, the environment and the empty directory that it has in a build. What it printed goes
 to standard error; the outputs and, for a compile, the IR after each pass group stay in a new directory, which is named.
+A directory may come from a stranger: it can name workers of this package and, with ``--import-path``, of modules that lie there.
 Ends with 0 where the action ends well, 1 where it fails, 2 where DIRECTORY holds no action.
 """
 
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -33,25 +33,24 @@ def main(words: list[str]) -> int:
     parser.add_argument("directory", type=Path, help="a directory of .dsr1build/failures")
     parser.add_argument("--timeout", type=float, default=Limits().seconds, metavar="SECONDS", help="kill it after this time")
     parser.add_argument("--memory", type=int, default=Limits().memory >> 20, metavar="MIB", help="address space it may use")
+    parser.add_argument("--import-path", type=Path, metavar="DIR", help="take workers from the modules in this directory, too")
     given = parser.parse_args(words)
     try:
-        return run_kept(given.directory, Limits(memory=given.memory << 20, seconds=given.timeout))
+        return run_kept(given.directory, given.import_path, Limits(memory=given.memory << 20, seconds=given.timeout))
     except Dsr1Error as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
 
 
-def run_kept(kept: Path, limits: Limits) -> int:
+def run_kept(kept: Path, import_path: Path | None, limits: Limits) -> int:
     """Run the action of ``kept`` and print what came of it. Raises InvalidInput where there is none."""
-    request = _read_request(kept)
+    request = _read_request(kept, import_path)
     place = Path(tempfile.mkdtemp(prefix="dsr1build-once-"))
     shutil.copyfile(kept / "fields", place / "fields")
     shutil.copytree(kept / "inputs", place / "inputs")
     for name in ("outputs", "work"):
         (place / name).mkdir()
-    # Workers that are no part of the package are found where this program's own search path has them.
-    extra = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    with contextlib.closing(ForkServer(place, extra)) as server:
+    with contextlib.closing(ForkServer(place, () if import_path is None else (import_path.absolute(),))) as server:
         server.start(
             Request(
                 "once",
@@ -77,13 +76,17 @@ def run_kept(kept: Path, limits: Limits) -> int:
     return 1 if reason else 0
 
 
-def _read_request(kept: Path) -> dict[str, Any]:
+def _read_request(kept: Path, import_path: Path | None) -> dict[str, Any]:
     try:
         with (kept / "request.json").open("rb") as file:
             request = json.loads(file.read(_MOST_REQUEST_BYTES))
         texts = [request["kind"], request["label"], request["worker"], *request["preload"], *request["outputs"]]
         if not all(isinstance(text, str) for text in texts) or not (kept / "fields").is_file() or not (kept / "inputs").is_dir():
             raise ValueError("a part of it is missing")
+        for module in (request["worker"].partition(":")[0], *request["preload"]):
+            own = import_path is not None and (import_path / f"{module}.py").is_file()
+            if not own and not module.startswith("dsr1build."):
+                raise ValueError(f"the module {module!r} is no part of dsr1build")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(
             f"no action is kept here ({error})", where=str(kept), hint="Name a directory of .dsr1build/failures."

@@ -90,7 +90,7 @@ class Runner:
         self._put_off: list[Job] = []
         self._jobs: dict[str, Job] = {}
         self._running_checks: set[str] = set()
-        self._costs: Mapping[str, Cost] | None = None
+        self._costs: Mapping[str, Cost] = {}
         self._priorities: Mapping[str, float] = {}
 
     @property
@@ -109,11 +109,9 @@ class Runner:
     def add(self, job: Job) -> None:
         """The action waits for a place from now on."""
         self._jobs[job.action.id] = job
-        if self._costs is None:
+        if not self._costs:
             self._forecast()
-        cost = self._costs[job.action.id] if self._costs else None
-        known = cost.peak if cost is not None and cost.peak else _UNKNOWN_MEMORY
-        memory = 0 if self._executor(job) is self._remote else known
+        memory = 0 if self._executor(job) is self._remote else self._costs[job.action.id].peak or _UNKNOWN_MEMORY
         self._queue.add(job.action.id, self._priorities[job.action.id], memory, job.alone)
 
     def next(self, checks_only: bool = False) -> Job | None:
@@ -193,8 +191,8 @@ class Runner:
 
         ``absent`` says what is wrong with its outputs, "" where nothing is.
         """
-        groups = job.groups = read_groups(job.directory / "work")
-        failure = judge(ended, self._limits(job), groups, ended.signal == signal.SIGKILL and self._memory_ran_out())
+        job.groups = read_groups(job.directory / "work")
+        failure = judge(ended, self._limits(job), job.groups, ended.signal == signal.SIGKILL and self._memory_ran_out())
         if failure is None and absent:
             failure = Failure("output", absent, "")
         if job.failure is not None:
@@ -209,7 +207,7 @@ class Runner:
             job.alone = True
             self.add(job)
             return "again"
-        return self._keep_reproducer(job, failure, groups)
+        return self._keep_reproducer(job, failure)
 
     def close(self) -> None:
         for executor in (self._remote, self._local):
@@ -277,16 +275,14 @@ class Runner:
         self.add(job)
         return True
 
-    def _keep_reproducer(self, job: Job, failure: Failure, groups: tuple[PassGroup, ...]) -> Failure | Literal["again"]:
+    def _keep_reproducer(self, job: Job, failure: Failure) -> Failure | Literal["again"]:
         """Keep what is needed to run a failed action again, and run it again once where that says something."""
         if self._options.failures is None or failure.kind == "lost":
             return failure
         with contextlib.suppress(OSError):
             job.reproducer = str(reproducer.keep(self._options.failures, job.action, job.key, job.directory, failure))
-        if not job.reproducer:
-            return failure
-        if failure.kind == "time" and self._options.limits.seconds > _CHECKED_SECONDS:
-            job.again = reproducer.NOT_AGAIN
+        job.again = reproducer.NOT_AGAIN
+        if not job.reproducer or (failure.kind == "time" and self._options.limits.seconds > _CHECKED_SECONDS):
             return failure
         job.failure = failure
         self._checks.append(job)

@@ -4,8 +4,9 @@ An entry holds a stamp (device, inode, size, mtime and ctime) and a digest of th
 content only where the entry is settled: the file was last changed well before it was read, so that a later change had to
 give it another stamp. All other entries are read again, and a file that was touched but has the same content is unchanged.
 
-Entries must be taken before the build reads the files. One that is taken later would vouch for content that the build has
-not seen. This module imports nothing heavy, since a build that has nothing to do should cost no more than its answer.
+Entries must be taken before the build reads the files, or of files that were last changed before it began. Any other would
+vouch for content that the build has not seen. This module imports nothing heavy, since a build that has nothing to do should
+cost no more than its answer.
 """
 
 import hashlib
@@ -28,8 +29,8 @@ _ABSENT = (0, 0, 0, 0, 0)
 
 class Fingerprint(NamedTuple):
     """``stamp`` is (device, inode, bytes, mtime in ns, ctime in ns) of what the path leads to; ``content`` is a SHA-256 in
-    hexadecimal digits, empty for an absent file. ``how`` says what of a file counts: all of it, size and header, or nothing but
-    the stamp, for files that are costly to read."""
+    hexadecimal digits, empty for an absent file, or the stamp where that alone counts. ``how`` says what of a file counts: all
+    of it, size and header, or nothing but the stamp, for files that are costly to read."""
 
     kind: Kind
     how: How
@@ -42,8 +43,8 @@ def take_fingerprint(path: str, how: How = "whole") -> Fingerprint:
     """The fingerprint of a file, of a directory (the names in it) or of a path where there is nothing.
 
     With ``header`` the size and the header of a safetensors file count, with ``stamp`` the stamp alone, and nothing else is
-    read. Raises OSError where the
-    path cannot be looked at or read, and ValueError for what is neither a file nor a directory, or lacks a sound header.
+    read. Raises OSError where the path cannot be looked at or read, and ValueError for what is neither a file nor a directory,
+    or lacks a sound header.
     """
     started = time.time_ns()
     try:
